@@ -1,0 +1,1 @@
+"""How work gets done: the JSONL codec, the orchestrator's jobs, the worker's scheduler and the engines behind it."""

@@ -1,0 +1,1 @@
+"""Plans, finishes, sweeps and cleans; never talks to an engine."""

@@ -1,0 +1,1 @@
+"""Owns one engine and runs shards on it; never decides a batch's fate."""
