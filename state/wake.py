@@ -6,10 +6,14 @@ a Unix datagram socket in a private folder; a notice is an empty datagram to eve
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import socket
+import tempfile
 from pathlib import Path
 from typing import Literal, Protocol
+
+from state.settings import Settings
 
 Topic = Literal["orchestrator", "worker"]
 
@@ -104,3 +108,18 @@ class PollingWaker:
 
     def close(self) -> None:
         return None
+
+
+def open_waker(settings: Settings, topic: Topic | None = None) -> Waker:
+    """The waker for this deployment: datagrams where the processes share a data folder, else polling.
+
+    A socket's path may be no longer than 107 bytes, so a deep data folder gets a short one of its own in the temporary
+    folder, named by a digest of the data folder and the user.
+    """
+    if not settings.sqlite:
+        return PollingWaker()
+    folder = settings.data.absolute() / "run"
+    if len(str(folder)) > 60:
+        digest = hashlib.sha256(f"{os.getuid()}:{folder}".encode()).hexdigest()[:16]
+        folder = Path(tempfile.gettempdir()) / f"overnight-{digest}"
+    return LocalWaker(folder, topic)
