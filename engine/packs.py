@@ -93,7 +93,7 @@ class Pack:
         self._data = data
 
     def __len__(self) -> int:
-        return self.count
+        return int(self.count)
 
     def head(self, i: int) -> bytes:
         """The head of record `i`."""
