@@ -34,6 +34,7 @@ import argparse
 import asyncio
 import os
 import re
+import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -84,6 +85,7 @@ class Stub:
         self.by_prompt: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self.log: list[str] = []
+        self.first_reply_at = self.last_reply_at = 0.0
         self.headers: dict[str, str] = {}
 
     def stats(self) -> dict[str, Any]:
@@ -94,6 +96,8 @@ class Stub:
             "max_in_flight": self.max_in_flight,
             "aborted": self.aborted,
             "deaths": self.deaths,
+            "first_reply_at": self.first_reply_at,
+            "last_reply_at": self.last_reply_at,
             "by_status": dict(self.by_status),
             "by_prompt": dict(self.by_prompt),
         }
@@ -314,6 +318,8 @@ class _Connection(asyncio.Protocol):
     def finish(self, answer: Callable[[], None]) -> None:
         """An inference request is over: frees its slot and answers."""
         self._leave()
+        self.stub.last_reply_at = time.monotonic()
+        self.stub.first_reply_at = self.stub.first_reply_at or self.stub.last_reply_at
         answer()
 
     def _leave(self) -> None:
