@@ -1,0 +1,174 @@
+"""One leased shard while a worker runs it: which requests are to be sent, at the engine, finished, committed.
+
+Bookkeeping only, no I/O. Every place of the shard is in exactly one of these: already committed, waiting to be sent (not
+reached yet, or put back), at the engine, waiting for a retry, or collected (invariant 1: a place is answered once).
+"""
+
+import asyncio
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from engine.packs import Pack
+from engine.worker.leases import Holding
+from engine.worker.segments import Collected, Finished
+from engine.worker.turns import turn_end
+from state.records import ShardLease
+
+
+class Phase(Enum):
+    """What may still be done with a shard."""
+
+    OPEN = auto()
+    """Requests may be sent."""
+    STOPPED = auto()
+    """Its batch was cancelled or has expired: nothing is sent, what is finished is committed, then it is closed."""
+    GONE = auto()
+    """The lease is lost, given back or closed: nothing of this shard is sent or committed here any more."""
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One request at the engine."""
+
+    shard: "OpenShard"
+    place: int
+    size: int
+    task: "asyncio.Task[None] | None" = None
+    careful: bool = False
+    """It was sent alone, from a shard whose last owners died without progress."""
+    recalled: bool = False
+    """It is being taken back: whatever the engine answers now is dropped."""
+
+
+class OpenShard:
+    """A shard, its requests and how far they are."""
+
+    def __init__(
+        self,
+        *,
+        lease: ShardLease,
+        pack: Pack,
+        done: Iterable[int],
+        holding: Holding,
+        careful: int = 0,
+        now: float = 0.0,
+    ) -> None:
+        """`done` are the places committed under earlier epochs; `careful` many requests are sent one at a time."""
+        self.lease = lease
+        self.pack = pack
+        self.holding = holding
+        self.phase = Phase.OPEN
+        self.opened = now
+        self.touched = False
+        self.careful = careful
+        self.flying: dict[int, Flight] = {}
+        self.attempts: dict[int, int] = {}
+        self.collected = Collected()
+        self.committing: asyncio.Task[None] | None = None
+        self._sizes = [pack.body_size(i) for i in range(len(pack))]
+        self._committed = bytearray(len(pack))
+        for place in done:
+            self._committed[place] = 1
+        self._next = 0
+        self._again: list[int] = []
+        self._resting: set[int] = set()
+        self.left = len(pack) - sum(self._committed)
+        self._skip()
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What names the shard: its batch and its number."""
+        return self.lease.batch_id, self.lease.number
+
+    @property
+    def size(self) -> int:
+        """Bytes of request bodies it keeps in memory."""
+        return self.lease.size
+
+    @property
+    def sendable(self) -> int:
+        """About how many requests could be sent now (an upper bound after a takeover)."""
+        return 0 if self.phase is not Phase.OPEN else len(self._again) + len(self._committed) - self._next
+
+    @property
+    def complete(self) -> bool:
+        """Whether every request has a result, committed or not."""
+        return self.left == 0
+
+    def trusted(self, now: float) -> bool:
+        """Whether the lease may be relied on at this monotonic time (rule 6)."""
+        return now < self.holding.trusted_until
+
+    def runnable(self, now: float) -> bool:
+        """Whether a request of this shard may be sent now."""
+        return (
+            self.phase is Phase.OPEN and (bool(self._again) or self._next < len(self._committed)) and self.trusted(now)
+        )
+
+    def turn(self) -> int:
+        """The place after the last one of the turn that would begin now."""
+        return turn_end(self.pack.marks, self._sizes, self.next_place)
+
+    def take(self, end: int) -> Flight | None:
+        """Sends the next request out, if there is one before place `end`."""
+        place = self.next_place
+        if place >= min(end, len(self._committed)):
+            return None
+        if self._again:
+            heapq.heappop(self._again)
+        else:
+            self._next += 1
+            self._skip()
+        flight = Flight(self, place, self._sizes[place])
+        self.flying[place] = flight
+        self.touched = True
+        return flight
+
+    def take_this(self, place: int) -> Flight | None:
+        """Sends one certain request out, if it is among those that were put back."""
+        if self.phase is not Phase.OPEN or place not in self._again:
+            return None
+        self._again.remove(place)
+        heapq.heapify(self._again)
+        flight = Flight(self, place, self._sizes[place])
+        self.flying[place] = flight
+        return flight
+
+    def put_back(self, place: int) -> None:
+        """The request did not run, or may as well run again, and no attempt is used up."""
+        del self.flying[place]
+        heapq.heappush(self._again, place)  # always of places before `_next`, so it is sent first: plan order
+
+    def rest(self, place: int) -> None:
+        """The request failed and waits for its retry; that uses an attempt."""
+        del self.flying[place]
+        self.attempts[place] = self.attempts.get(place, 0) + 1
+        self._resting.add(place)
+
+    def wake(self, place: int) -> None:
+        """The wait is over: the request is to be sent again, ahead of those not reached yet."""
+        if place in self._resting:
+            self._resting.remove(place)
+            heapq.heappush(self._again, place)
+
+    def finish(self, place: int, finished: Finished, *, now: float) -> None:
+        """The request has its result."""
+        del self.flying[place]
+        self.collected.add(place, finished, now=now)
+        self.left -= 1
+
+    def collect(self) -> Collected:
+        """Takes the results that are to go into the next segment."""
+        collected, self.collected = self.collected, Collected()
+        return collected
+
+    @property
+    def next_place(self) -> int:
+        """The place that is sent next; the shard's length when none is left to send."""
+        return self._again[0] if self._again else self._next
+
+    def _skip(self) -> None:
+        while self._next < len(self._committed) and self._committed[self._next]:
+            self._next += 1
