@@ -1,0 +1,220 @@
+"""Writing a batch's output and error file from the segments its workers left.
+
+Runs in the orchestrator's child process: it has the object store and a folder for temporary files, and no database. What
+it returns is a proposal; the parent commits it under the job's lease, so a result of a lost lease is garbage under a key
+of its own epoch (invariant 4).
+
+Results are written in input order: the segments, which lie in execution order, are verified against their checksums and
+copied one after another into one spool file, with three compact arrays saying where each line's answer lies; then the
+lines are read in order. Results too large to spool are written in execution order, straight from the segments. Either way
+each line number appears exactly once over both files (invariant 1), or nothing is written and the holes are named.
+"""
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+import os
+import tempfile
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from engine.orchestrator.results import Book, Index, ResultObject, ResultWriter, StopCode, never_ran
+from engine.packs import ERROR, OUTPUT, Pack
+from state.objects import ObjectStore
+from state.records import Corrupt, NotFound, OutOfSpace, Segment, Unavailable
+
+#: Segments are fetched ahead of their use, up to so many at once and so many bytes: a store far away costs its latency
+#: once, not once per segment.
+_AHEAD, _AHEAD_BYTES = 8, 32 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class FinishRequest:
+    """What the finish of one batch needs. `spool_limit` is in bytes of segments; above it plan order is kept."""
+
+    batch_id: str
+    epoch: int
+    total: int
+    index_key: str
+    segments: tuple[Segment, ...]
+    spool_limit: int
+    stop_code: StopCode | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of all segments: what is read, and about what is written."""
+        return sum(segment.size for segment in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The outcome: two objects (None where a file would be empty), or the shards that must run again.
+
+    `damaged` are segments whose object is lost or differs from its checksum, as (shard, seq).
+    """
+
+    output: ResultObject | None = None
+    error: ResultObject | None = None
+    holes: tuple[int, ...] = ()
+    damaged: tuple[tuple[int, int], ...] = ()
+
+
+class _Holes(Exception):
+    """Lines without an answer in a batch that was not stopped."""
+
+    def __init__(self, shards: tuple[int, ...]) -> None:
+        self.shards = shards
+
+
+_Line = tuple[int, bytes]
+"""Which file (OUTPUT or ERROR) and the line itself."""
+
+
+async def write_results(store: ObjectStore, *, request: FinishRequest, spool: Path) -> Written:
+    """Writes both files under `results/<batch>/e<epoch>/`.
+
+    Raises:
+        Corrupt: a line is answered twice, or the index does not fit: nothing is written, a person must look.
+        OutOfSpace: the spool's or the store's disk is full.
+        Unavailable: the store does not answer, or has lost the index object.
+    """
+    prefix = f"results/{request.batch_id}/e{request.epoch}"
+    files = {OUTPUT: ResultWriter(store, f"{prefix}/output"), ERROR: ResultWriter(store, f"{prefix}/error")}
+    damaged: list[tuple[int, int]] = []
+    order = _input_order if request.size <= request.spool_limit else _plan_order
+    try:
+        async with contextlib.aclosing(order(store, request, spool, damaged)) as lines:
+            async for kind, line in lines:
+                await files[kind].write(line)
+        return Written(await files[OUTPUT].commit(), await files[ERROR].commit(), damaged=tuple(damaged))
+    except _Holes as holes:
+        return Written(holes=holes.shards, damaged=tuple(damaged))
+    finally:
+        for file in files.values():
+            await file.close()
+
+
+async def _input_order(
+    store: ObjectStore, request: FinishRequest, spool: Path, damaged: list[tuple[int, int]]
+) -> AsyncGenerator[_Line, None]:
+    book, base = Book(request.total), 0
+    with _spool_file(spool) as file:
+        async with contextlib.aclosing(_verified(store, request.segments, damaged)) as packs:
+            async for segment, pack, data in packs:
+                book.enter(pack, base=base, where=segment.object_key)
+                _append(file, data)
+                base += len(data)
+        index = await _index_if_needed(store, request, book)
+        for line, span in enumerate(book.spans()):
+            if span is not None:
+                kind, start, size = span
+                yield kind, _whole(os.pread(file.fileno(), size, start), size, line)
+            elif index is not None and request.stop_code is not None:
+                yield ERROR, never_ran(request.batch_id, line, index.custom_id(line), request.stop_code)
+
+
+async def _plan_order(
+    store: ObjectStore, request: FinishRequest, spool: Path, damaged: list[tuple[int, int]]
+) -> AsyncGenerator[_Line, None]:
+    book = Book(request.total)
+    segments = sorted(request.segments, key=lambda segment: (segment.shard_number, segment.seq))
+    async with contextlib.aclosing(_verified(store, segments, damaged)) as packs:
+        async for segment, pack, _ in packs:
+            book.enter(pack, base=0, where=segment.object_key)
+            for record in pack:
+                yield record.mark, _whole(record.body, len(record.body), record.line)
+    index = await _index_if_needed(store, request, book)
+    if index is not None and request.stop_code is not None:
+        for line in book.missing():
+            yield ERROR, never_ran(request.batch_id, line, index.custom_id(line), request.stop_code)
+
+
+async def _index_if_needed(store: ObjectStore, request: FinishRequest, book: Book) -> Index | None:
+    """The index when lines are missing and may be; raises _Holes when they may not."""
+    missing = book.missing()
+    if not missing:
+        return None
+    try:
+        index = Index(Pack(await store.get(request.index_key)), request.total)
+    except NotFound as error:
+        # Whoever lost the index lost more than one segment (an unmounted folder, a wrong bucket): running everything
+        # again would not mend that, waiting for the store may.
+        raise Unavailable(f"the store has lost {request.index_key}") from error
+    if request.stop_code is None:
+        raise _Holes(index.shards(missing))
+    return index
+
+
+async def _verified(
+    store: ObjectStore, segments: Sequence[Segment], damaged: list[tuple[int, int]]
+) -> AsyncGenerator[tuple[Segment, Pack, bytes], None]:
+    """The segments in order, read ahead; those that are lost or changed go to `damaged` instead."""
+    ahead: deque[tuple[Segment, asyncio.Task[bytes | None]]] = deque()
+    rest = iter(segments)
+    following = next(rest, None)
+    try:
+        while following is not None or ahead:
+            while following is not None and _room_ahead(ahead, following):
+                ahead.append((following, asyncio.create_task(_get(store, following))))
+                following = next(rest, None)
+            segment, fetched = ahead.popleft()
+            data = await fetched
+            pack = None if data is None else _checked(segment, data)
+            if data is None or pack is None:
+                damaged.append((segment.shard_number, segment.seq))
+            else:
+                yield segment, pack, data
+    finally:
+        for _, task in ahead:
+            task.cancel()
+        await asyncio.gather(*(task for _, task in ahead), return_exceptions=True)
+
+
+def _room_ahead(ahead: "deque[tuple[Segment, asyncio.Task[bytes | None]]]", following: Segment) -> bool:
+    fetching = sum(segment.size for segment, _ in ahead)
+    return not ahead or (len(ahead) < _AHEAD and fetching + following.size <= _AHEAD_BYTES)
+
+
+async def _get(store: ObjectStore, segment: Segment) -> bytes | None:
+    try:
+        return await store.get(segment.object_key)
+    except NotFound:
+        return None
+
+
+def _checked(segment: Segment, data: bytes) -> Pack | None:
+    """The segment's pack, or None when the bytes are not those whose checksum was committed."""
+    if hashlib.sha256(data).hexdigest() != segment.sha256:
+        return None
+    try:
+        return Pack(data)
+    except Corrupt:
+        return None
+
+
+def _whole(line: bytes, size: int, number: int) -> bytes:
+    if len(line) != size or not line.endswith(b"\n"):
+        raise Corrupt(f"the result of line {number} is cut short")
+    return line
+
+
+@contextlib.contextmanager
+def _spool_file(folder: Path) -> Iterator[IO[bytes]]:
+    """A file without a name: it is gone with its process, however that ends."""
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        yield file
+
+
+def _append(file: IO[bytes], data: bytes) -> None:
+    rest = memoryview(data)
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OutOfSpace("no space left for the spool of a finish", needed=len(rest), free=0) from error
+        raise
