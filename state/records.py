@@ -14,7 +14,8 @@ The error tree::
     │   └── FileInUse                carries the batch
     ├── LeaseLost                    the fence refused a write: another owner, a closed shard (invariant 4)
     ├── Unavailable                  the database or the store does not answer; try again
-    │   └── OutOfSpace               the disk is (nearly) full; carries needed and free bytes
+    │   ├── OutOfSpace               the disk is (nearly) full; carries needed and free bytes
+    │   └── OutcomeUnknown           a commit's answer was lost; sending the same again is safe
     └── Corrupt                      stored bytes differ from their checksum, or cannot be read as what they should be
 """
 
@@ -87,6 +88,14 @@ class OutOfSpace(Unavailable):
     def __init__(self, message: str, *, needed: int, free: int) -> None:
         super().__init__(message)
         self.needed, self.free = needed, free
+
+
+class OutcomeUnknown(Unavailable):
+    """A commit was sent and its answer was lost: it may have happened or not (ledger rule 4).
+
+    The one kind of Unavailable after which something may have changed. Whoever chose the identities of what was to be
+    written can send the same again: a write that happened is recognised and not done twice.
+    """
 
 
 class Corrupt(OvernightError):
