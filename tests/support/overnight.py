@@ -106,11 +106,6 @@ class Overnight:
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.text}") from None
 
-    def signal(self, number: int) -> None:
-        """Sends a signal to the supervisor."""
-        assert self.process is not None
-        self.process.send_signal(number)
-
     def stop(self, *, within: float = 15.0) -> int:
         """SIGTERM, and the exit code."""
         assert self.process is not None
