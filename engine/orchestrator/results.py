@@ -5,10 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import orjson
+from engine.packs import ERROR, OUTPUT, Pack
+from engine.replies import result_line, unanswered
 from state.ids import line_id
-
-from engine.packs import Pack
 from state.objects import ObjectStore, ObjectWriter
 from state.records import Corrupt
 
@@ -21,8 +20,6 @@ NEVER_RAN: dict[StopCode, str] = {
 }
 _MISSING = 0xFF
 _GATHER = 256 * 1024
-#: A JSON string may hold these as they are, but `str.splitlines()` would end the line there.
-_LINE_ENDS = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
 
 
 class Book:
@@ -42,7 +39,7 @@ class Book:
                 checksum: a fence was broken (invariants 1 and 4), and nothing must be published.
         """
         for i, (line, mark) in enumerate(zip(pack.lines, pack.marks, strict=True)):
-            if line >= self.total:
+            if line >= self.total or mark not in (OUTPUT, ERROR):
                 raise Corrupt(f"{where} answers line {line} of a batch of {self.total}")
             if self._kinds[line] != _MISSING:
                 raise Corrupt(f"{where} answers line {line} a second time")
@@ -84,26 +81,9 @@ class Index:
 
 
 def never_ran(batch_id: str, line: int, custom_id: bytes, code: StopCode) -> bytes:
-    """The error line of a request that was not run before the batch was stopped, newline included.
-
-    `custom_id` is raw JSON and comes back with the same value (invariant 2); spacing is that of Python's `json.dumps`, as
-    in OpenAI's files.
-    """
-    for raw, escaped in _LINE_ENDS:
-        custom_id = custom_id.replace(raw, escaped)
-    return b"".join(
-        (
-            b'{"id": ',
-            orjson.dumps(line_id(batch_id, line)),
-            b', "custom_id": ',
-            custom_id,
-            b', "response": null, "error": {"code": ',
-            orjson.dumps(code),
-            b', "message": ',
-            orjson.dumps(NEVER_RAN[code]),
-            b"}}\n",
-        )
-    )
+    """The error line of a request that was not run before its batch was stopped; `custom_id` is raw JSON (invariant 2)."""
+    ending = unanswered(code, NEVER_RAN[code])
+    return result_line(ending, line_id=line_id(batch_id, line), custom_id=custom_id)
 
 
 @dataclass(frozen=True, slots=True)
