@@ -94,14 +94,14 @@ class Remote:
         """A call that gets no answer becomes `Unreachable`."""
         try:
             yield
+        except httpx.UnsupportedProtocol as error:
+            raise Failure(f"{self.url} is no usable server URL") from error
         except httpx.ConnectError as error:
             raise Unreachable(
                 f"no server answers at {self.url}; start one with `overnight serve`, or set OPENAI_BASE_URL"
             ) from error
         except httpx.TransportError as error:
             raise Unreachable(f"the connection to {self.url} broke over {what} ({type(error).__name__})") from error
-        except httpx.UnsupportedProtocol as error:
-            raise Failure(f"{self.url} is no usable server URL") from error
 
     def _json(self, reply: httpx.Response, what: str) -> dict[str, Any]:
         """The reply's object, or the failure it stands for."""
