@@ -1,0 +1,129 @@
+"""uvicorn's HTTP/1.1 protocol with what it leaves open: time and size limits on headers, and readers that never read.
+
+As it comes, a connection that sends half a header is held for ever, and so is one whose client stops reading. Bodies that
+stall are `server.intake`'s concern, because there the application can still answer.
+"""
+
+import asyncio
+from typing import Any, ClassVar
+
+import orjson
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from server.errors import ApiError
+
+#: All header lines of a request together, in bytes.
+LARGEST_HEADER = 64 * 1024
+#: A client that takes nothing for so long, in seconds, while there is something to take, is disconnected.
+LONGEST_UNREAD_S = 120.0
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection. `header_timeout` is set on a subclass by `guarded`, since uvicorn makes the instances."""
+
+    header_timeout: ClassVar[float] = 20.0
+    unread_timeout: ClassVar[float] = LONGEST_UNREAD_S
+
+    _deadline: asyncio.TimerHandle | None = None
+    _stall: asyncio.TimerHandle | None = None
+    #: Whether a header is complete and its body is not.
+    _in_body = False
+    #: What has come of the next header so far.
+    _header_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_header()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._clear_deadline()
+        self._clear_stall()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._in_body:
+            self._header_bytes += len(data)
+        super().data_received(data)
+        if self.transport.is_closing() or self._in_body:
+            return
+        if self._header_bytes > LARGEST_HEADER:
+            self._refuse(_header_too_large())
+        elif self._is_idle() and self._deadline is None:
+            self._await_header()  # uvicorn stopped its own clock for these bytes, and they completed no header
+
+    # What the parser finds
+
+    def on_headers_complete(self) -> None:
+        self._in_body, self._header_bytes = True, 0
+        self._clear_deadline()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if (self._in_body or self._header_bytes) and not self.transport.is_closing():
+            self._await_header()  # the rest of a body that nobody reads counts as a wait for the next header
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(ApiError(400, msg))
+
+    # Limits
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._clear_stall()
+        self._stall = self.loop.call_later(self.unread_timeout, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._clear_stall()
+
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _await_header(self) -> None:
+        self._clear_deadline()
+        self._deadline = self.loop.call_later(self.header_timeout, self._header_overdue)
+
+    def _header_overdue(self) -> None:
+        self._deadline = None
+        if self.transport.is_closing() or not self._is_idle():
+            return
+        if self._header_bytes:
+            message = f"The request's header did not arrive within {self.header_timeout:g} seconds."
+            self._refuse(ApiError(408, message, code="request_timeout"))
+        else:
+            self.transport.close()
+
+    def _clear_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _clear_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answers what never became a request, and ends the connection."""
+        body = orjson.dumps(error.body())
+        head = (
+            b"content-type: application/json\r\nx-content-type-options: nosniff\r\nconnection: close\r\n"
+            b"content-length: " + str(len(body)).encode() + b"\r\n\r\n"
+        )
+        self.transport.write(STATUS_LINE[error.status] + head + body)
+        self.transport.close()
+
+
+def guarded(*, header_timeout: float) -> type[GuardedProtocol]:
+    """The protocol with its limits filled in."""
+    limits: dict[str, Any] = {"header_timeout": header_timeout}
+    return type("GuardedProtocol", (GuardedProtocol,), limits)
+
+
+def _header_too_large() -> ApiError:
+    return ApiError(431, f"The request's header is larger than {LARGEST_HEADER} bytes.", code="header_too_large")
