@@ -57,7 +57,7 @@ def orders_from(environ: MutableMapping[str, str]) -> Orders | None:
         orders = Orders(settings=_settings(told), **packed)
         for descriptor in (orders.lifeline, *orders.kept):
             os.set_inheritable(descriptor, False)  # an engine must not hold the lock, nor the lifeline
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise SettingsError(f"{VARIABLE} is set by `overnight serve` alone, and holds something else") from error
     return orders
 

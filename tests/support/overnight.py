@@ -55,6 +55,7 @@ class Overnight:
         self.process: subprocess.Popen[bytes] | None = None
         self._settings: dict[str, Any] = {"upstreams": list(upstreams), **settings}
         self._environ = environ or {}
+        self.key = next(iter(settings.get("api_keys", ())), "any")
 
     # ---- its life --------------------------------------------------------------------------------------------------
     def __enter__(self) -> Self:
@@ -98,7 +99,9 @@ class Overnight:
             assert self.process.poll() is None, f"serve ended with {self.process.returncode}:\n{self.text}"
             with contextlib.suppress(httpx.TransportError):
                 path = "/readyz/engine" if engine else "/readyz"
-                return httpx.get(f"http://127.0.0.1:{self.port}{path}", timeout=5).status_code == 200
+                headers = {"Authorization": f"Bearer {self.key}"}
+                reply = httpx.get(f"http://127.0.0.1:{self.port}{path}", headers=headers, timeout=5)
+                return reply.status_code == 200
             return False
 
         try:
@@ -178,7 +181,7 @@ class Overnight:
     @property
     def client(self) -> openai.OpenAI:
         """The official SDK, which tries again by itself while the api restarts."""
-        return openai.OpenAI(base_url=self.base_url, api_key="any", max_retries=8)
+        return openai.OpenAI(base_url=self.base_url, api_key=self.key, max_retries=8)
 
     def submit(self, lines: Iterable[Any], *, endpoint: str = "/v1/chat/completions", window: str = "24h") -> Any:
         """Uploads the lines (objects, or bytes as they are) and starts a batch."""
