@@ -21,7 +21,7 @@ index     number of the shard          the custom_id, as its raw JSON    empty
 import struct
 import sys
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from state.records import Corrupt
@@ -55,6 +55,16 @@ def pack(records: Iterable[Record]) -> bytes:
         count += 1
     _to_little(table)
     return b"".join((_COUNT.pack(MAGIC, count), table.tobytes(), *heap))
+
+
+def pack_table(lines: Iterable[int], marks: Iterable[int], heads: Sequence[int], bodies: Iterable[int]) -> bytes:
+    """Everything before the heap, from the columns (sizes for heads and bodies): for a heap too large to hold at once."""
+    count = len(heads)
+    table = array("I", bytes(4 * _COLUMNS * count))
+    for column, values in enumerate((lines, marks, heads, bodies)):
+        table[column::_COLUMNS] = array("I", iter(values))  # bytes would be taken for raw content
+    _to_little(table)
+    return _COUNT.pack(MAGIC, count) + table.tobytes()
 
 
 def table_size(records: int) -> int:
