@@ -15,6 +15,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import shutil
 import tempfile
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -34,7 +35,10 @@ _AHEAD, _AHEAD_BYTES = 8, 32 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class FinishRequest:
-    """What the finish of one batch needs. `spool_limit` is in bytes of segments; above it plan order is kept."""
+    """What the finish of one batch needs, as plain data. `epoch` is the finish job's.
+
+    `spool_limit` is in bytes of segments; above it plan order is kept. `min_free_bytes` stay free on each disk.
+    """
 
     batch_id: str
     epoch: int
@@ -43,6 +47,7 @@ class FinishRequest:
     segments: tuple[Segment, ...]
     spool_limit: int
     stop_code: StopCode | None = None
+    min_free_bytes: int = 0
 
     @property
     def size(self) -> int:
@@ -79,9 +84,10 @@ async def write_results(store: ObjectStore, *, request: FinishRequest, spool: Pa
 
     Raises:
         Corrupt: a line is answered twice, or the index does not fit: nothing is written, a person must look.
-        OutOfSpace: the spool's or the store's disk is full.
+        OutOfSpace: there is no room for the spool and the files; before anything was done, where that can be foreseen.
         Unavailable: the store does not answer, or has lost the index object.
     """
+    _check_room(store, request, spool)
     prefix = f"results/{request.batch_id}/e{request.epoch}"
     files = {OUTPUT: ResultWriter(store, f"{prefix}/output"), ERROR: ResultWriter(store, f"{prefix}/error")}
     damaged: list[tuple[int, int]] = []
@@ -96,6 +102,18 @@ async def write_results(store: ObjectStore, *, request: FinishRequest, spool: Pa
     finally:
         for file in files.values():
             await file.close()
+
+
+def _check_room(store: ObjectStore, request: FinishRequest, spool: Path) -> None:
+    """The spool takes all segments and the store the files, which are as large; on one disk that is twice their size."""
+    spooled = request.size if request.size <= request.spool_limit else 0
+    room = store.free_bytes()
+    for free, needed in ((shutil.disk_usage(spool).free, spooled), (room, spooled + request.size)):
+        if free is not None and free < needed + request.min_free_bytes:
+            message = (
+                f"the results of {request.batch_id} need {needed} bytes beside {request.min_free_bytes} in reserve"
+            )
+            raise OutOfSpace(f"{message}; {free} are free", needed=needed + request.min_free_bytes, free=free)
 
 
 async def _input_order(

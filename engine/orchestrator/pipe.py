@@ -40,7 +40,9 @@ class Raised:
 
     @classmethod
     def of(cls, error: BaseException) -> "Raised":
-        """Describes an error."""
+        """Describes an error; of several that were raised at once, the first."""
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
         kind = next((k.__name__ for k in type(error).__mro__ if k in _KINDS), type(error).__name__)
         trace = "".join(traceback.format_exception(error))
         if isinstance(error, OutOfSpace):

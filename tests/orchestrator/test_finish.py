@@ -210,6 +210,14 @@ async def test_a_full_disk_under_the_spool_is_out_of_space(store, spool, monkeyp
         await write_results(store, request=request(done, total=1), spool=spool)
 
 
+async def test_a_disk_without_room_is_told_before_anything_is_done(store, spool):
+    done = await put_segment(store, {0: result_line(0)})
+    with pytest.raises(OutOfSpace) as told:
+        await write_results(store, request=request(done, total=1, min_free_bytes=1 << 60), spool=spool)
+    assert told.value.needed >= 1 << 60
+    assert await everything_under(store, "results/") == []
+
+
 async def test_nothing_is_left_in_the_spool(store, spool):
     done = await put_segment(store, {0: result_line(0)})
     await write_results(store, request=request(done, total=1), spool=spool)

@@ -1,0 +1,56 @@
+"""What becomes of a job that could not be done: when it is tried again, and whether the attempt counts against it.
+
+A pure decision. Only an attempt that took its process along, or broke in a way nobody foresaw, counts: such a job may do it
+again every time. An outage, a full disk or an idle fleet says nothing about the job (invariant 13).
+"""
+
+import logging
+from dataclasses import dataclass
+
+from engine.orchestrator.loop import pause
+from state.records import Corrupt, OutOfSpace, OvernightError, Unavailable
+
+#: Seconds until a job looks again for room on the disk, for a person who mends corrupt data, for the large lane.
+SPACE_DELAY, CORRUPT_DELAY, BUSY_DELAY = 5.0, 60.0, 2.0
+#: Seconds until a plan looks again for the first model.
+MODEL_DELAY = 1.0
+
+
+class NoModelYet(OvernightError):
+    """No worker has ever registered, so nobody can say whether the batch's model exists."""
+
+
+class LaneBusy(OvernightError):
+    """Another large job is running."""
+
+
+class HolesFound(OvernightError):
+    """Shards were reopened: the finish comes back when they are closed again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setback:
+    """Tried again after `delay` seconds. `lost` attempts are counted; `level` is the log's."""
+
+    delay: float
+    reason: str
+    lost: bool
+    level: int
+
+
+def setback(error: Exception, *, failures: int) -> Setback:
+    """Decides for the job's `failures`th failure in a row, at least 1."""
+    reason = str(error) or type(error).__name__
+    match error:
+        case NoModelYet():
+            return Setback(MODEL_DELAY, reason, lost=False, level=logging.INFO)
+        case LaneBusy():
+            return Setback(BUSY_DELAY, reason, lost=False, level=logging.DEBUG)
+        case OutOfSpace():
+            return Setback(SPACE_DELAY, reason, lost=False, level=logging.WARNING)
+        case Unavailable():
+            return Setback(pause(failures), reason, lost=False, level=logging.WARNING)
+        case Corrupt():
+            return Setback(CORRUPT_DELAY, reason, lost=False, level=logging.ERROR)
+        case _:
+            return Setback(pause(failures), reason, lost=True, level=logging.ERROR)

@@ -1,0 +1,198 @@
+"""The child processes: jobs go over, answers and errors come back, and no process outlives its owner."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.orchestrator.child import SPOOL_PREFIX, clear_abandoned, spool_folder
+from engine.orchestrator.children import Child, Children
+from engine.orchestrator.finish import FinishRequest
+from engine.orchestrator.pipe import ChildDied, ChildFailed, Raised
+from state.objects.local import LocalStore
+from state.records import Corrupt, OutOfSpace, Unavailable
+from state.settings import Settings
+from tests.orchestrator.made import BATCH, put_segment, result_line
+from tests.support.waiting import eventually, eventually_sync
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(data=tmp_path, min_free_bytes=0)
+
+
+@pytest.fixture
+async def store(settings: Settings):
+    opened = LocalStore(Path(settings.objects))
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def children(settings: Settings):
+    made = Children(settings)
+    yield made
+    await made.close()
+
+
+async def finish_of_one_line(store: LocalStore, *, epoch: int = 1) -> FinishRequest:
+    segment = await put_segment(store, {0: result_line(0)})
+    return FinishRequest(BATCH, epoch, 1, "", (segment,), spool_limit=1 << 20)
+
+
+class StuckFinish:
+    """A finish that hangs in the store: its only segment is a pipe that nobody writes to."""
+
+    def __init__(self, store: LocalStore, request: FinishRequest) -> None:
+        self.request = request
+        self._path = store.folder / request.segments[0].object_key
+        self._path.unlink()
+        os.mkfifo(self._path)
+        self._pipe: int | None = None
+
+    def has_begun(self) -> bool:
+        """Whether the child is reading. The pipe opens for writing only then."""
+        with contextlib.suppress(OSError):
+            self._pipe = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK)
+        return self._pipe is not None
+
+    def clear(self) -> None:
+        self._path.unlink()
+        if self._pipe is not None:
+            os.close(self._pipe)
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def test_a_job_is_done_in_another_process_which_serves_the_next_one_too(children, store):
+    pids = set()
+    for epoch in (1, 2):
+        written = await children.run_small(await finish_of_one_line(store, epoch=epoch))
+        assert await store.get(written.output.object_key) == result_line(0)
+        pids |= set(children.pids)
+    assert len(pids) == 1
+    assert os.getpid() not in pids
+
+
+async def test_a_large_job_has_a_process_of_its_own_that_ends_with_it(children, store):
+    await children.warm()
+    (warm,) = children.pids
+    await children.run_large(await finish_of_one_line(store))
+    assert children.pids == [warm]
+
+
+async def test_the_errors_of_a_job_arrive_as_what_they_are(children, store):
+    asked = await finish_of_one_line(store)
+    twice = FinishRequest(BATCH, 1, 1, "", asked.segments * 2, spool_limit=1 << 20)
+    with pytest.raises(Corrupt, match="a second time"):
+        await children.run_small(twice)
+    await store.delete([asked.segments[0].object_key])
+    with pytest.raises(Unavailable):
+        await children.run_small(FinishRequest(BATCH, 1, 1, "batches/none/index", asked.segments, spool_limit=1 << 20))
+
+
+def test_an_error_nobody_foresaw_brings_its_traceback():
+    try:
+        raise KeyError("what")
+    except KeyError as error:
+        carried = Raised.of(error).error()
+    assert isinstance(carried, ChildFailed)
+    assert "test_children.py" in str(carried)
+
+
+def test_out_of_space_keeps_its_numbers():
+    carried = Raised.of(OutOfSpace("full", needed=7, free=3)).error()
+    assert isinstance(carried, OutOfSpace)
+    assert (carried.needed, carried.free) == (7, 3)
+
+
+async def test_a_child_killed_in_the_middle_is_told_and_replaced(children, store):
+    await children.warm()
+    (pid,) = children.pids
+    stuck = StuckFinish(store, await finish_of_one_line(store))
+    job = asyncio.create_task(children.run_small(stuck.request))
+    await eventually(stuck.has_begun)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ChildDied):
+        await job
+    stuck.clear()
+    written = await children.run_small(await finish_of_one_line(store))
+    assert written.output is not None
+    assert children.pids != [pid]
+
+
+async def test_a_caller_that_gives_up_takes_the_process_along(children, store):
+    await children.warm()
+    (pid,) = children.pids
+    stuck = StuckFinish(store, await finish_of_one_line(store))
+    job = asyncio.create_task(children.run_small(stuck.request))
+    await eventually(stuck.has_begun)
+    job.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await job
+    assert not lives(pid)
+    stuck.clear()
+
+
+async def test_ctrl_c_and_sigterm_leave_it_to_the_parent(settings, store):
+    child = Child(settings)
+    await child.start()
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGINT)
+    os.kill(child.pid, signal.SIGTERM)
+    written = await child.call(await finish_of_one_line(store))
+    assert written.output is not None
+    await child.end()
+
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from engine.orchestrator.children import Child
+from state.settings import Settings
+
+async def main():
+    child = Child(Settings(data=Path(sys.argv[1])))
+    await child.start()
+    print(child.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_a_child_ends_with_its_parent_however_that_ends(tmp_path):
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    assert lives(pid)
+    parent.kill()
+    parent.communicate()
+    eventually_sync(lambda: not lives(pid))  # invariant 15
+    eventually_sync(lambda: not list((tmp_path / "spool").glob(f"{SPOOL_PREFIX}*")))
+
+
+def test_the_spool_of_a_dead_process_is_cleared_and_that_of_a_living_one_kept(tmp_path):
+    script = (
+        "import os, sys, pathlib; from engine.orchestrator.child import spool_folder\n"
+        "with spool_folder(pathlib.Path(sys.argv[1])) as folder:\n"
+        "    (folder / 'left').write_bytes(b'x'); os._exit(1)"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
+    with spool_folder(tmp_path) as mine:
+        (left,) = (folder for folder in tmp_path.iterdir() if folder != mine)
+        assert clear_abandoned(tmp_path) == [left]
+        assert list(tmp_path.iterdir()) == [mine]
+    assert list(tmp_path.iterdir()) == []
