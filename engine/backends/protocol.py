@@ -43,6 +43,10 @@ class OutcomeUnknown(EngineError):
     """The connection broke, or time ran out, after the request may have been read."""
 
 
+class TimedOut(OutcomeUnknown):
+    """No reply within `request_timeout`; the request may have run, or still be running."""
+
+
 class ReplyTooLarge(EngineError):
     """The reply is larger than the limit; it was cut off and the connection closed."""
 
