@@ -39,6 +39,11 @@ class Leases:
             self._held[key] = holding
         return holding
 
+    def holding(self, key: Key) -> Holding | None:
+        """The lease of this shard, if it is still held."""
+        with self._lock:
+            return self._held.get(key)
+
     def drop(self, key: Key) -> None:
         """The lease is not to be renewed any more."""
         with self._lock:

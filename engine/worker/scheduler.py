@@ -1,7 +1,8 @@
 """What runs next on this engine: the open shards, and the turn under way. Decisions only, no I/O."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from engine.worker.leases import Key
 from engine.worker.shard import Flight, OpenShard, Phase
@@ -9,6 +10,16 @@ from engine.worker.turns import Standing, Turns
 
 #: Requests in a turn of a shard that is run carefully: each waits for an empty engine, so others come sooner.
 CAREFUL_TURN = 8
+
+
+class Pass(Enum):
+    """Whether a shard's request may be sent now, and which."""
+
+    NEXT = auto()
+    """The next one in order."""
+    FRESH = auto()
+    """One that was never sent: the engine is being tried after a failure, and not with a request that met it."""
+    NO = auto()
 
 
 @dataclass(slots=True)
@@ -23,7 +34,9 @@ class Turn:
 class Scheduler:
     """Hands out requests, one at a time, turn by turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, admit: Callable[[OpenShard], Pass] = lambda _: Pass.NEXT) -> None:
+        """`admit` says whether the engine may be sent a request of a shard; a yes is always made use of."""
+        self._admit = admit
         self.shards: dict[Key, OpenShard] = {}
         self.unclaimed: dict[str, int] = {}
         """Requests of each batch that no worker holds yet, as last seen: for the judgement of deadlines."""
@@ -63,16 +76,21 @@ class Scheduler:
         """
         if self._alone is not None:
             return None
+        barred: set[Key] = set()
         while True:
-            turn = self._turn or self._begin(now, wall)
+            turn = self._turn or self._begin(now, wall, barred)
             if turn is None:
                 return None
-            if turn.shard.runnable(now):
-                if turn.shard.careful and in_flight:
+            shard = turn.shard
+            if shard.runnable(now) and shard.next_place < turn.end:
+                if shard.careful and in_flight:
                     return None
-                flight = turn.shard.take(turn.end)
-                if flight is not None:
+                pass_ = self._admit(shard)
+                if pass_ is not Pass.NO:
+                    flight = shard.take_fresh() if pass_ is Pass.FRESH else shard.take(turn.end)
+                    assert flight is not None
                     return self._sent(turn, flight)
+                barred.add(shard.key)
             self._turn = None
 
     def landed(self, flight: Flight) -> None:
@@ -80,14 +98,16 @@ class Scheduler:
         if flight is self._alone:
             self._alone = None
 
-    def _begin(self, now: float, wall: float) -> Turn | None:
+    def _begin(self, now: float, wall: float, barred: set[Key]) -> Turn | None:
         """Chooses the batch of the next turn, and its first shard in plan order."""
         first: dict[str, OpenShard] = {}
         left: dict[str, int] = {}
         for shard in self.shards.values():
             batch = shard.lease.batch_id
             left[batch] = left.get(batch, self.unclaimed.get(batch, 0)) + shard.left
-            if shard.runnable(now) and (batch not in first or shard.lease.number < first[batch].lease.number):
+            if shard.key in barred or not shard.runnable(now):
+                continue
+            if batch not in first or shard.lease.number < first[batch].lease.number:
                 first[batch] = shard
         standing = self._turns.choose(_standings(first.values(), left), now=wall, rate=self.rate)
         if standing is None:

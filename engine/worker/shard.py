@@ -12,9 +12,15 @@ from enum import Enum, auto
 
 from engine.packs import Pack
 from engine.worker.leases import Holding
+from engine.worker.outcome import History
+from engine.worker.pulse import Lane
 from engine.worker.segments import Collected, Finished
 from engine.worker.turns import turn_end
 from state.records import ShardLease
+
+
+#: Of a request that has not failed yet.
+NO_HISTORY = History()
 
 
 class Phase(Enum):
@@ -36,6 +42,7 @@ class Flight:
     place: int
     size: int
     task: "asyncio.Task[None] | None" = None
+    sent_at: float = 0.0
     careful: bool = False
     """It was sent alone, from a shard whose last owners died without progress."""
     recalled: bool = False
@@ -64,9 +71,12 @@ class OpenShard:
         self.touched = False
         self.careful = careful
         self.flying: dict[int, Flight] = {}
-        self.attempts: dict[int, int] = {}
+        self.lane = Lane(lease.endpoint, lease.model)
+        self.histories: dict[int, History] = {}
         self.collected = Collected()
         self.committing: asyncio.Task[None] | None = None
+        self.closing = False  # the commit under way closes the shard
+        self.disowned = False  # a renewal found no lease; the closing commit may be why, and the fence will tell
         self._sizes = [pack.body_size(i) for i in range(len(pack))]
         self._committed = bytearray(len(pack))
         for place in done:
@@ -97,6 +107,11 @@ class OpenShard:
         """Whether every request has a result, committed or not."""
         return self.left == 0
 
+    @property
+    def closable(self) -> bool:
+        """Whether nothing more will come: everything has its result, or the batch is stopped and nothing is out."""
+        return self.complete or (self.phase is Phase.STOPPED and not self.flying)
+
     def trusted(self, now: float) -> bool:
         """Whether the lease may be relied on at this monotonic time (rule 6)."""
         return now < self.holding.trusted_until
@@ -111,6 +126,20 @@ class OpenShard:
         """The place after the last one of the turn that would begin now."""
         return turn_end(self.pack.marks, self._sizes, self.next_place)
 
+    @property
+    def next_place(self) -> int:
+        """The place that is sent next; the shard's length when none is left to send."""
+        return self._again[0] if self._again else self._next
+
+    @property
+    def has_fresh(self) -> bool:
+        """Whether there are requests that have not been sent yet."""
+        return self.phase is Phase.OPEN and self._next < len(self._committed)
+
+    def history(self, place: int) -> History:
+        """What a request has been through in this worker."""
+        return self.histories.get(place, NO_HISTORY)
+
     def take(self, end: int) -> Flight | None:
         """Sends the next request out, if there is one before place `end`."""
         place = self.next_place
@@ -121,10 +150,14 @@ class OpenShard:
         else:
             self._next += 1
             self._skip()
-        flight = Flight(self, place, self._sizes[place])
-        self.flying[place] = flight
-        self.touched = True
-        return flight
+        return self._send(place)
+
+    def take_fresh(self) -> Flight:
+        """Sends out a request that was never sent before, past those that were put back (see `has_fresh`)."""
+        place = self._next
+        self._next += 1
+        self._skip()
+        return self._send(place)
 
     def take_this(self, place: int) -> Flight | None:
         """Sends one certain request out, if it is among those that were put back."""
@@ -132,19 +165,17 @@ class OpenShard:
             return None
         self._again.remove(place)
         heapq.heapify(self._again)
-        flight = Flight(self, place, self._sizes[place])
-        self.flying[place] = flight
-        return flight
+        return self._send(place)
 
     def put_back(self, place: int) -> None:
-        """The request did not run, or may as well run again, and no attempt is used up."""
+        """The request was taken back, and comes again as if it had never been sent."""
         del self.flying[place]
         heapq.heappush(self._again, place)  # always of places before `_next`, so it is sent first: plan order
 
-    def rest(self, place: int) -> None:
-        """The request failed and waits for its retry; that uses an attempt."""
+    def rest(self, place: int, history: History) -> None:
+        """The request waits until it may be sent again; `history` is what it has been through."""
         del self.flying[place]
-        self.attempts[place] = self.attempts.get(place, 0) + 1
+        self.histories[place] = history
         self._resting.add(place)
 
     def wake(self, place: int) -> None:
@@ -156,6 +187,7 @@ class OpenShard:
     def finish(self, place: int, finished: Finished, *, now: float) -> None:
         """The request has its result."""
         del self.flying[place]
+        self.histories.pop(place, None)
         self.collected.add(place, finished, now=now)
         self.left -= 1
 
@@ -164,10 +196,11 @@ class OpenShard:
         collected, self.collected = self.collected, Collected()
         return collected
 
-    @property
-    def next_place(self) -> int:
-        """The place that is sent next; the shard's length when none is left to send."""
-        return self._again[0] if self._again else self._next
+    def _send(self, place: int) -> Flight:
+        flight = Flight(self, place, self._sizes[place])
+        self.flying[place] = flight
+        self.touched = True
+        return flight
 
     def _skip(self) -> None:
         while self._next < len(self._committed) and self._committed[self._next]:

@@ -6,8 +6,11 @@ from hypothesis import strategies as st
 from engine.packs import ERROR, OUTPUT, Pack
 from engine.worker.segments import Collected, Limits, bitmap, marked, tally
 from engine.worker.shard import OpenShard, Phase
+from engine.worker.outcome import History
 from state.records import Tally, Usage
 from tests.worker.making import FOREVER, a_result, a_shard
+
+TRIED = History(attempts=1)
 
 
 def all_places(shard: OpenShard) -> list[int]:
@@ -39,17 +42,28 @@ def test_a_request_put_back_is_sent_before_later_ones_and_uses_no_attempt() -> N
         shard.take(4)
     shard.put_back(2)
     shard.put_back(1)
-    assert shard.attempts == {}
+    assert shard.histories == {}
     assert all_places(shard) == [1, 2, 3]
 
 
 def test_a_failed_request_rests_until_its_retry() -> None:
     shard = a_shard(requests=2)
     shard.take(2)
-    shard.rest(0)
+    shard.rest(0, TRIED)
     assert all_places(shard) == [1]
-    assert shard.attempts == {0: 1}
+    assert shard.history(0) == TRIED
     shard.wake(0)
+    assert all_places(shard) == [0]
+
+
+def test_requests_that_were_never_sent_can_be_taken_first() -> None:
+    shard = a_shard(requests=3)
+    shard.take(3)
+    shard.put_back(0)
+    assert shard.has_fresh
+    assert shard.take_fresh().place == 1
+    assert shard.take_fresh().place == 2
+    assert not shard.has_fresh
     assert all_places(shard) == [0]
 
 
@@ -96,7 +110,7 @@ def test_every_place_is_answered_once_whatever_happens_on_the_way(steps: list[tu
             if verb == "back":
                 shard.put_back(place)
             elif verb == "rest":
-                shard.rest(place)
+                shard.rest(place, TRIED)
                 resting.append(place)
             else:
                 shard.finish(place, a_result(place), now=0.0)
