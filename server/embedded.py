@@ -54,7 +54,7 @@ async def _run(plan: Plan, kept: tuple[int, ...]) -> int:
     settings = plan.settings
     await migrate(settings)
     database = Database.open(settings.database)
-    announcer = _Announcer(settings, database)
+    announcer = _Announcer(settings, database, with_engine=any(role.kind == "worker" for role in plan.roles))
     try:
         if plan.sole and not settings.database_url:
             await _bury(database, None)  # nobody else can hold one: the lock is ours
@@ -128,8 +128,8 @@ def _record(settings: Settings, plan: Plan, pids: Mapping[str, int]) -> None:
 class _Announcer:
     """Says on stderr where the server is, and then when its engine is ready, or why it is not."""
 
-    def __init__(self, settings: Settings, database: Database) -> None:
-        self._settings, self._database = settings, database
+    def __init__(self, settings: Settings, database: Database, *, with_engine: bool) -> None:
+        self._settings, self._database, self._with_engine = settings, database, with_engine
         self._task: asyncio.Task[None] | None = None
 
     def listening(self) -> None:
@@ -137,16 +137,13 @@ class _Announcer:
         settings = self._settings
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)  # noqa: S104
         url = f"http://{host}:{settings.port}/v1"
-        engine = {"vllm": f"vLLM with {settings.model}", "remote": ", ".join(map(_public, settings.upstreams))}
         key = "OPENAI_API_KEY=<one of your keys>" if settings.api_keys else "OPENAI_API_KEY=any"
-        for line in (
-            f"Overnight is listening on {url}",
-            f"  data    {settings.data}",
-            f"  engine  {engine.get(settings.engine_kind, settings.engine_kind)}",
-            f"  to use  export OPENAI_BASE_URL={url} {key}",
-        ):
+        lines = [f"Overnight is listening on {url}", f"  data    {settings.data}"]
+        if self._with_engine:
+            lines.append(f"  engine  {_engine_of(settings)}")
+            self._task = asyncio.create_task(self._await_engine())
+        for line in (*lines, f"  to use  export OPENAI_BASE_URL={url} {key}"):
             print(logs.one_line(line), file=sys.stderr, flush=True)
-        self._task = asyncio.create_task(self._await_engine())
 
     async def _await_engine(self) -> None:
         """Polls the workers' own words until one is ready; a cause of trouble is told once."""
@@ -170,6 +167,13 @@ class _Announcer:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+
+def _engine_of(settings: Settings) -> str:
+    """What answers the requests, in a few words."""
+    if settings.engine_kind == "remote":
+        return ", ".join(map(_public, settings.upstreams))
+    return f"vLLM with {settings.model}" if settings.engine_kind == "vllm" else settings.engine_kind
 
 
 def _public(url: str) -> str:

@@ -96,15 +96,16 @@ def _run(kind: str, start: Start, args: argparse.Namespace, orders: Orders | Non
 
 async def _api(settings: Settings, orders: Orders | None, stop: asyncio.Event) -> None:
     from server.child import Lifeline
+    from server.embedded import tell
     from server.listen import serve as listen
 
     ready = Lifeline(os.dup(orders.lifeline)).ready if orders else _nothing
-    if orders is None:
-        from server.embedded import free_port, tell
 
-        free_port(settings.host, settings.port)
-        tell(f"the api listens on http://{settings.host}:{settings.port}/v1")
-    await listen(settings, stop=stop, ready=ready)
+    def listening(port: int) -> None:
+        if orders is None:
+            tell(f"the api listens on http://{settings.host}:{port}/v1")
+
+    await listen(settings, stop=stop, ready=ready, listening=listening)
 
 
 async def _orchestrator(settings: Settings, orders: Orders | None, stop: asyncio.Event) -> None:
