@@ -74,8 +74,12 @@ async def renew(db: Database, *, job: JobLease, now: float, ttl: float) -> bool:
         return (await conn.execute(change)).rowcount == 1
 
 
-async def release(db: Database, *, job: JobLease, now: float, delay: float, error: str | None = None) -> None:
-    """Gives the job back for `delay` seconds (at most ten minutes). It does not count as lost.
+async def release(
+    db: Database, *, job: JobLease, now: float, delay: float, error: str | None = None, lost: bool = False
+) -> None:
+    """Gives the job back for `delay` seconds (at most ten minutes).
+
+    `lost` says that the process doing it died though its holder lives: the attempt counts, as if the holder had died too.
 
     Raises:
         LeaseLost: the job has another owner, or is closed.
@@ -83,7 +87,7 @@ async def release(db: Database, *, job: JobLease, now: float, delay: float, erro
     values = {
         "state": WorkState.READY,
         "holder": None,
-        "attempts": jobs.c.attempts - 1,
+        "attempts": jobs.c.attempts if lost else jobs.c.attempts - 1,
         "not_before": leasing.put_off_until(now, now + delay) if delay > 0 else 0.0,
         "last_error": error,
     }

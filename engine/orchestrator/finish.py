@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from engine.orchestrator.results import Book, Index, ResultObject, ResultWriter, StopCode, never_ran
+from engine.orchestrator.results import Book, Index, ResultObject, ResultWriter, StopCode, Tallies, never_ran
 from engine.packs import ERROR, OUTPUT, Pack
+from state.losses import Loss
 from state.objects import ObjectStore
 from state.records import Corrupt, NotFound, OutOfSpace, Segment, Unavailable
 
@@ -59,13 +60,13 @@ class FinishRequest:
 class Written:
     """The outcome: two objects (None where a file would be empty), or the shards that must run again.
 
-    `damaged` are segments whose object is lost or differs from its checksum, as (shard, seq).
+    `lost` are the segments whose object is gone or differs from its checksum.
     """
 
     output: ResultObject | None = None
     error: ResultObject | None = None
     holes: tuple[int, ...] = ()
-    damaged: tuple[tuple[int, int], ...] = ()
+    lost: tuple[Loss, ...] = ()
 
 
 class _Holes(Exception):
@@ -90,15 +91,15 @@ async def write_results(store: ObjectStore, *, request: FinishRequest, spool: Pa
     _check_room(store, request, spool)
     prefix = f"results/{request.batch_id}/e{request.epoch}"
     files = {OUTPUT: ResultWriter(store, f"{prefix}/output"), ERROR: ResultWriter(store, f"{prefix}/error")}
-    damaged: list[tuple[int, int]] = []
+    tallies = Tallies()
     order = _input_order if request.size <= request.spool_limit else _plan_order
     try:
-        async with contextlib.aclosing(order(store, request, spool, damaged)) as lines:
+        async with contextlib.aclosing(order(store, request, spool, tallies)) as lines:
             async for kind, line in lines:
                 await files[kind].write(line)
-        return Written(await files[OUTPUT].commit(), await files[ERROR].commit(), damaged=tuple(damaged))
+        return Written(await files[OUTPUT].commit(), await files[ERROR].commit(), lost=tallies.losses())
     except _Holes as holes:
-        return Written(holes=holes.shards, damaged=tuple(damaged))
+        return Written(holes=holes.shards, lost=tallies.losses())
     finally:
         for file in files.values():
             await file.close()
@@ -117,11 +118,11 @@ def _check_room(store: ObjectStore, request: FinishRequest, spool: Path) -> None
 
 
 async def _input_order(
-    store: ObjectStore, request: FinishRequest, spool: Path, damaged: list[tuple[int, int]]
+    store: ObjectStore, request: FinishRequest, spool: Path, tallies: Tallies
 ) -> AsyncGenerator[_Line, None]:
     book, base = Book(request.total), 0
     with _spool_file(spool) as file:
-        async with contextlib.aclosing(_verified(store, request.segments, damaged)) as packs:
+        async with contextlib.aclosing(_verified(store, request.segments, tallies)) as packs:
             async for segment, pack, data in packs:
                 book.enter(pack, base=base, where=segment.object_key)
                 _append(file, data)
@@ -136,11 +137,11 @@ async def _input_order(
 
 
 async def _plan_order(
-    store: ObjectStore, request: FinishRequest, spool: Path, damaged: list[tuple[int, int]]
+    store: ObjectStore, request: FinishRequest, spool: Path, tallies: Tallies
 ) -> AsyncGenerator[_Line, None]:
     book = Book(request.total)
     segments = sorted(request.segments, key=lambda segment: (segment.shard_number, segment.seq))
-    async with contextlib.aclosing(_verified(store, segments, damaged)) as packs:
+    async with contextlib.aclosing(_verified(store, segments, tallies)) as packs:
         async for segment, pack, _ in packs:
             book.enter(pack, base=0, where=segment.object_key)
             for record in pack:
@@ -168,9 +169,9 @@ async def _index_if_needed(store: ObjectStore, request: FinishRequest, book: Boo
 
 
 async def _verified(
-    store: ObjectStore, segments: Sequence[Segment], damaged: list[tuple[int, int]]
+    store: ObjectStore, segments: Sequence[Segment], tallies: Tallies
 ) -> AsyncGenerator[tuple[Segment, Pack, bytes], None]:
-    """The segments in order, read ahead; those that are lost or changed go to `damaged` instead."""
+    """The segments in order, read ahead; those that are lost or changed are only noted."""
     ahead: deque[tuple[Segment, asyncio.Task[bytes | None]]] = deque()
     rest = iter(segments)
     following = next(rest, None)
@@ -182,9 +183,8 @@ async def _verified(
             segment, fetched = ahead.popleft()
             data = await fetched
             pack = None if data is None else _checked(segment, data)
-            if data is None or pack is None:
-                damaged.append((segment.shard_number, segment.seq))
-            else:
+            tallies.note(segment, pack)
+            if data is not None and pack is not None:
                 yield segment, pack, data
     finally:
         for _, task in ahead:
@@ -198,8 +198,10 @@ def _room_ahead(ahead: "deque[tuple[Segment, asyncio.Task[bytes | None]]]", foll
 
 
 async def _get(store: ObjectStore, segment: Segment) -> bytes | None:
+    """The object, None if it is gone. A first reading that does not fit its checksum is not believed."""
     try:
-        return await store.get(segment.object_key)
+        data = await store.get(segment.object_key)
+        return data if _checked(segment, data) else await store.get(segment.object_key)
     except NotFound:
         return None
 

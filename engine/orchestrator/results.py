@@ -8,8 +8,9 @@ from typing import Literal
 from engine.packs import ERROR, OUTPUT, Pack
 from engine.replies import result_line, unanswered
 from state.ids import line_id
+from state.losses import Loss
 from state.objects import ObjectStore, ObjectWriter
-from state.records import Corrupt
+from state.records import Corrupt, Segment
 
 StopCode = Literal["batch_cancelled", "batch_expired"]
 
@@ -57,6 +58,30 @@ class Book:
         """For each line in order (mark, start, size), or None where there is no answer."""
         for line, kind in enumerate(self._kinds):
             yield None if kind == _MISSING else (kind, self._starts[line], self._sizes[line])
+
+
+class Tallies:
+    """Counts each shard's verified results, so that of a shard that lost some it is known what is left."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, list[int]] = {}
+        self._lost: dict[int, list[int]] = {}
+
+    def note(self, segment: Segment, pack: Pack | None) -> None:
+        """Takes note of a segment; `pack` None: it is lost."""
+        if pack is None:
+            self._lost.setdefault(segment.shard_number, []).append(segment.seq)
+            return
+        counts = self._counts.setdefault(segment.shard_number, [0, 0])
+        for kind in (OUTPUT, ERROR):
+            counts[kind] += pack.marks.count(kind)
+
+    def losses(self) -> tuple[Loss, ...]:
+        """The shards that lost segments, by number."""
+        return tuple(
+            Loss(shard, tuple(sorted(seqs)), *self._counts.get(shard, (0, 0)))
+            for shard, seqs in sorted(self._lost.items())
+        )
 
 
 class Index:

@@ -24,8 +24,8 @@ class LaneBusy(OvernightError):
     """Another large job is running."""
 
 
-class HolesFound(OvernightError):
-    """Shards were reopened: the finish comes back when they are closed again."""
+class StoppedMeanwhile(OvernightError):
+    """A batch was cancelled, or its window closed, while it was finished as if it had not been."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,8 @@ def setback(error: Exception, *, failures: int) -> Setback:
             return Setback(MODEL_DELAY, reason, lost=False, level=logging.INFO)
         case LaneBusy():
             return Setback(BUSY_DELAY, reason, lost=False, level=logging.DEBUG)
+        case StoppedMeanwhile():
+            return Setback(0.0, reason, lost=False, level=logging.INFO)
         case OutOfSpace():
             return Setback(SPACE_DELAY, reason, lost=False, level=logging.WARNING)
         case Unavailable():

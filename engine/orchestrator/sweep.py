@@ -18,8 +18,6 @@ log = logging.getLogger(__name__)
 
 #: Batches looked at in one step; the next step goes on with the next.
 _AT_ONCE = 100
-#: The ledger's clock advances no more often than this, in seconds: a wake-up is no reason for a write.
-_TICK_S = 0.5
 
 
 class Sweep:
@@ -28,12 +26,11 @@ class Sweep:
     def __init__(self, *, database: Database, clock: Clock, waker: Waker, settings: Settings) -> None:
         self._database, self._clock, self._waker, self._settings = database, clock, waker, settings
         self._reading: Reading | None = None
-        self._read_at = float("-inf")
 
     async def step(self) -> bool:
         """One round; True when there may be more to do at once."""
-        reading = await self._tick()
-        due = await batches.due(self._database, ledger_now=reading.ledger_now, limit=_AT_ONCE)
+        self._reading = await ledger_clock.tick(self._database, clock=self._clock, last=self._reading)
+        due = await batches.due(self._database, ledger_now=self._reading.ledger_now, limit=_AT_ONCE)
         for batch_id in due:
             if await batches.expire(self._database, batch_id=batch_id, now=self._clock.wall()):
                 log.info("the window of %s is over", batch_id, extra={"batch_id": batch_id})
@@ -42,13 +39,6 @@ class Sweep:
             self._waker.notify("worker")
             self._waker.notify("orchestrator")
         return len(due) == _AT_ONCE or moved
-
-    async def _tick(self) -> Reading:
-        now = self._clock.monotonic()
-        if self._reading is None or now - self._read_at >= _TICK_S:
-            self._reading = await ledger_clock.tick(self._database, clock=self._clock, last=self._reading)
-            self._read_at = now
-        return self._reading
 
     async def _close_stopped(self) -> bool:
         moved = False

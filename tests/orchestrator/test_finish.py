@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from engine.orchestrator.finish import FinishRequest, Written, write_results
 from engine.orchestrator.results import ResultObject
+from state.losses import Loss
 from state.objects import ObjectStore
 from state.objects.local import LocalStore
 from state.records import Corrupt, OutOfSpace, Segment, Unavailable
@@ -145,7 +146,7 @@ async def test_a_damaged_segment_makes_its_shard_a_hole(store, spool, spool_limi
     asked = request(whole, rotten, total=4, index_key=index, spool_limit=spool_limit)
     written = await write_results(store, request=asked, spool=spool)
 
-    assert written == Written(holes=(1,), damaged=((1, 5),))
+    assert written == Written(holes=(1,), lost=(Loss(1, (5,), completed=0, failed=0),))
     assert await everything_under(store, "results/") == []
 
 
@@ -154,7 +155,7 @@ async def test_a_lost_segment_makes_its_shard_a_hole(store, spool):
     lost = await put_segment(store, {0: result_line(0)})
     await store.delete([lost.object_key])
     written = await write_results(store, request=request(lost, total=1, index_key=index), spool=spool)
-    assert written == Written(holes=(0,), damaged=((0, 0),))
+    assert written == Written(holes=(0,), lost=(Loss(0, (0,), completed=0, failed=0),))
 
 
 async def test_a_store_that_lost_the_index_too_is_waited_for(store, spool):
