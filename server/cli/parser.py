@@ -245,4 +245,5 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *unused: Any, **also_unused: Any) -> None:
         from importlib.metadata import version
 
-        parser.exit(0, f"overnight {version('overnight')}\n")
+        print(f"overnight {version('overnight')}")
+        parser.exit()
