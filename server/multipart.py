@@ -6,11 +6,15 @@ It does no I/O and knows nothing of files or purposes. Starlette's own `request.
 
 import logging
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartCallbacks, MultipartParser, parse_options_header
+from python_multipart.multipart import MultipartParser, parse_options_header
 
 from server.errors import ApiError
+
+if TYPE_CHECKING:  # the library defines this type for checkers only
+    from python_multipart.multipart import MultipartCallbacks
 
 MOST_PARTS = 16
 LONGEST_TEXT = 8 * 1024
@@ -66,7 +70,7 @@ class FormReader:
         boundary = options.get(b"boundary", b"")
         if not boundary:
             raise _malformed("its Content-Type names no boundary")
-        callbacks: MultipartCallbacks = {
+        callbacks: "MultipartCallbacks" = {
             "on_part_begin": self._part_begins,
             "on_header_field": self._header_name,
             "on_header_value": self._header_value,
