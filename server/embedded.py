@@ -72,6 +72,8 @@ async def _run(plan: Plan, kept: tuple[int, ...]) -> int:
     finally:
         await announcer.close()
         await database.close()
+        if plan.sole:
+            folder.remove_pids(settings.data)
     return 0 if well else 1
 
 

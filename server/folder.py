@@ -93,6 +93,11 @@ def write_pids(folder: Path, pids: dict[str, int]) -> None:
     temporary.replace(target)
 
 
+def remove_pids(folder: Path) -> None:
+    """There are no such processes any more."""
+    (folder / "run" / "pids.json").unlink(missing_ok=True)
+
+
 def _try(descriptor: int, folder: Path) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

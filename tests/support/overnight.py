@@ -43,6 +43,7 @@ class Overnight:
         *,
         upstreams: Sequence[str] = (),
         port: int | None = None,
+        command: str = "serve",
         args: Sequence[str] = (),
         environ: dict[str, str] | None = None,
         **settings: Any,
@@ -51,7 +52,7 @@ class Overnight:
         self.port = port or free_port()
         self.log = folder / "serve.log"
         self.mark = uuid.uuid4().hex
-        self.args = list(args)
+        self.command, self.args = command, list(args)
         self.process: subprocess.Popen[bytes] | None = None
         self._settings: dict[str, Any] = {"upstreams": list(upstreams), **settings}
         self._environ = environ or {}
@@ -70,9 +71,11 @@ class Overnight:
         self.destroy()
 
     def start(self, *, wait: bool = True, engine: bool = True, within: float = 30.0) -> None:
-        """Starts `overnight serve`; returns when it answers and, with `engine`, when an engine can take work."""
+        """Starts `overnight serve` (or another command); returns when it answers and, with `engine`, when an engine can take work."""
         assert self.process is None or self.process.poll() is not None
-        command = [sys.executable, "-P", "-m", "server.cli", "serve", f"--data={self.data}", f"--port={self.port}"]
+        command = [sys.executable, "-P", "-m", "server.cli", self.command, f"--data={self.data}"]
+        if self.command in ("serve", "api"):
+            command.append(f"--port={self.port}")
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, *self.args],
