@@ -47,7 +47,8 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.kind, self.param, self.code = status, message, kind, param, code
-        self.headers, self.beside = dict(headers or {}), dict(beside or {})
+        self.headers = {name.lower(): value for name, value in (headers or {}).items()}
+        self.beside = dict(beside or {})
 
     def body(self) -> dict[str, Any]:
         """The envelope: always all four keys."""
