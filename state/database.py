@@ -13,7 +13,7 @@ import contextlib
 import errno
 import shutil
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 from sqlalchemy import Connection, Table, event, text
@@ -43,7 +43,7 @@ class Database:
         self._engine = engine
         self._writer = engine.execution_options(**{_IMMEDIATE: True})
         self._turn = asyncio.Lock() if engine.dialect.name == "sqlite" else None
-        self._settling: set[asyncio.Future[Any]] = set()
+        self._under_way: set[asyncio.Task[Any]] = set()
 
     @classmethod
     def open(cls, url: str) -> Self:
@@ -62,7 +62,7 @@ class Database:
             Unavailable: the database does not answer.
         """
         with self._failures():
-            async with self._engine.connect() as connection:
+            async with self._begun(self._engine) as (connection, _):
                 yield connection
 
     @contextlib.asynccontextmanager
@@ -76,8 +76,7 @@ class Database:
         """
         async with self._turn or contextlib.nullcontext():
             with self._failures():
-                async with self._writer.connect() as connection:
-                    transaction = await connection.begin()
+                async with self._begun(self._writer) as (connection, transaction):
                     yield connection
                     try:
                         await self._commit(transaction)
@@ -85,6 +84,35 @@ class Database:
                         if _is_full(error):
                             raise
                         raise OutcomeUnknown(f"the commit got no answer: {_first_line(error)}") from error
+
+    @contextlib.asynccontextmanager
+    async def _begun(self, engine: AsyncEngine) -> AsyncIterator[tuple[AsyncConnection, AsyncTransaction]]:
+        """A connection with a transaction, rolled back at the end unless committed.
+
+        Beginning may wait for other writers in the driver's thread, where nothing can call it off. A caller that is
+        cancelled meanwhile goes at once; what it began is undone behind it, and `close` waits for that.
+        """
+        beginning = self._track(_begin(engine))
+        try:
+            connection, transaction = await asyncio.shield(beginning)
+        except asyncio.CancelledError:
+            self._track(_abandon(beginning))
+            raise
+        try:
+            yield connection, transaction
+        finally:
+            await asyncio.shield(self._track(connection.close()))
+
+    def _track(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        task = asyncio.ensure_future(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        self._under_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # read, so that the end of one whose caller has gone is not reported as forgotten
 
     async def settle(
         self,
@@ -107,10 +135,7 @@ class Database:
             Unavailable: the database did not answer before anything was sent.
             LeaseLost: whatever `send` raises, if nothing of ours is found.
         """
-        task = asyncio.ensure_future(self._settle(send, found))
-        self._settling.add(task)
-        task.add_done_callback(self._settled)
-        return await asyncio.shield(task)
+        return await asyncio.shield(self._track(self._settle(send, found)))
 
     async def _settle(
         self,
@@ -142,11 +167,6 @@ class Database:
         async with self.read() as connection:
             return await found(connection)
 
-    def _settled(self, task: "asyncio.Future[Any]") -> None:
-        self._settling.discard(task)
-        if not task.cancelled():
-            task.exception()  # read, so that the end of an abandoned one is not reported as forgotten
-
     async def _commit(self, transaction: AsyncTransaction) -> None:
         await transaction.commit()
 
@@ -161,8 +181,8 @@ class Database:
 
     async def close(self) -> None:
         """Waits for the transactions under way and closes the connections."""
-        if self._settling:
-            await asyncio.wait(self._settling)
+        while self._under_way:
+            await asyncio.wait(self._under_way)
         await self._engine.dispose()
 
     @contextlib.contextmanager
@@ -179,6 +199,21 @@ class Database:
             if error.connection_invalidated:
                 raise Unavailable(f"the connection to the database was lost: {_first_line(error)}") from error
             raise
+
+
+async def _begin(engine: AsyncEngine) -> tuple[AsyncConnection, AsyncTransaction]:
+    connection = await engine.connect()
+    try:
+        return connection, await connection.begin()
+    except BaseException:
+        await connection.close()
+        raise
+
+
+async def _abandon(beginning: "asyncio.Task[tuple[AsyncConnection, AsyncTransaction]]") -> None:
+    await asyncio.wait([beginning])
+    if not beginning.cancelled() and beginning.exception() is None:
+        await beginning.result()[0].close()
 
 
 async def upgrade(url: str) -> None:
