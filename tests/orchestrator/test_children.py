@@ -24,18 +24,6 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return Settings(data=tmp_path, min_free_bytes=0)
-
-
-@pytest.fixture
-async def store(settings: Settings):
-    opened = LocalStore(Path(settings.objects))
-    yield opened
-    await opened.close()
-
-
-@pytest.fixture
 async def children(settings: Settings):
     made = Children(settings)
     yield made

@@ -15,16 +15,8 @@ from engine.orchestrator.finish import FinishRequest, Written, write_results
 from engine.orchestrator.results import ResultObject
 from state.losses import Loss
 from state.objects import ObjectStore
-from state.objects.local import LocalStore
 from state.records import Corrupt, OutOfSpace, Segment, Unavailable
 from tests.orchestrator.made import BATCH, put_index, put_segment, result_line
-
-
-@pytest.fixture
-async def store(tmp_path: Path):
-    opened = LocalStore(tmp_path / "objects")
-    yield opened
-    await opened.close()
 
 
 @pytest.fixture
