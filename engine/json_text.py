@@ -21,6 +21,7 @@ Reveal = Callable[[msgspec.Raw], bytes]
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _ESCAPE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a pair: one character
     rb"|\\u([dD][89a-fA-F][0-9a-fA-F]{2})"  # no pair
@@ -46,10 +47,10 @@ def decode(data: bytes, decoder: "msgspec.json.Decoder[S]") -> tuple[S, Reveal]:
     try:
         return decoder.decode(data), bytes
     except msgspec.DecodeError:
-        concealed, reveal = _conceal(data)
-        if concealed == data:
+        if not _SURROGATE.search(data):
             raise
-        return decoder.decode(concealed), reveal
+    concealed, reveal = _conceal(data)
+    return decoder.decode(concealed), reveal
 
 
 def _conceal(data: bytes) -> tuple[bytes, Reveal]:
