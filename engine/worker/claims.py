@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from engine.packs import Pack
 from engine.worker.leases import Leases
+from engine.worker.poison import care
 from engine.worker.segments import marked
 from engine.worker.shard import OpenShard
 from state import shards
@@ -126,15 +127,16 @@ class Claimer:
     async def open(self, lease: ShardLease, *, careful: int) -> OpenShard | None:
         """Reads what is committed and the requests; None if the shard cannot be run now and was given back.
 
+        Where earlier owners died in vain, the next `careful` requests are to be tried one at a time: those are the ones
+        that can have been at the engine then.
+
         The segments are read in a transaction of their own after the claim's commit (ledger rule 1), so none that an
         older epoch committed is missed, and invariant 3 holds: what is committed is not run again.
         """
         key = (lease.batch_id, lease.number)
         try:
             segments = await shards.segments(self._database, batch_id=lease.batch_id, number=lease.number)
-            pack = Pack(await self._store.get(lease.object_key))
-            if len(pack) != lease.requests:
-                raise Corrupt(f"a shard of {lease.requests} requests holds {len(pack)}")
+            pack = _pack_of(lease, await self._store.get(lease.object_key))
         except (Corrupt, NotFound) as error:
             log.exception("a shard cannot be read", extra={"batch": lease.batch_id, "shard": lease.number})
             await self.give_back(lease, pause=UNREADABLE_PAUSE_S, error=str(error))
@@ -146,8 +148,15 @@ class Claimer:
         if holding is None:
             return None  # a renewal has heard meanwhile that it is lost
         done = {place for segment in segments for place in marked(segment.places)}
+        how = care(claims_in_vain=lease.claims_since_progress - 1, mark=lease.suspect, done=done)
         return OpenShard(
-            lease=lease, pack=pack, done=done, holding=holding, careful=careful, now=self._clock.monotonic()
+            lease=lease,
+            pack=pack,
+            done=done,
+            holding=holding,
+            care=how,
+            careful=careful if how.careful else 0,
+            now=self._clock.monotonic(),
         )
 
     async def give_back(self, lease: ShardLease, *, pause: float = 0.0, error: str | None = None) -> None:
@@ -155,7 +164,7 @@ class Claimer:
 
         If the ledger does not take it, the lease runs out by itself.
         """
-        self._leases.drop((lease.batch_id, lease.number))
+        self._leases.drop((lease.batch_id, lease.number), lease.epoch)
         now = self._clock.wall()
         try:
             await shards.release(
@@ -163,3 +172,10 @@ class Claimer:
             )
         except (LeaseLost, Unavailable) as problem:
             log.info("a lease was not given back: %s", problem, extra={"batch": lease.batch_id, "shard": lease.number})
+
+
+def _pack_of(lease: ShardLease, data: bytes) -> Pack:
+    pack = Pack(data)
+    if len(pack) != lease.requests:
+        raise Corrupt(f"a shard of {lease.requests} requests holds {len(pack)}")
+    return pack

@@ -63,6 +63,30 @@ class Committer:
         if shard.closable or shard.collected.due(self._limits, now=now) or (force and shard.collected.rows):
             shard.committing = asyncio.create_task(self._commit(shard), name=f"commit {shard.key}")
 
+    async def flush(self, shard: OpenShard) -> None:
+        """Commits whatever the shard has finished; returns when it is committed, or the shard is gone."""
+        while shard.phase is not Phase.GONE and (shard.committing is not None or shard.collected.rows):
+            self.consider(shard, now=self._clock.monotonic(), force=True)
+            if shard.committing is not None:
+                await asyncio.wait([shard.committing])
+
+    async def note_suspect(self, shard: OpenShard, place: int) -> None:
+        """Notes in the ledger which request is about to be tried alone.
+
+        What was finished before is committed first: a commit wipes the note.
+
+        Raises:
+            LeaseLost: the shard is somebody else's by now, and the worker has been told.
+        """
+        await self.flush(shard)
+        try:
+            await self._insist(
+                shard, lambda: shards.suspect(self._database, lease=shard.lease, place=shard.mark(place))
+            )
+        except LeaseLost:
+            self._told.lost(shard)
+            raise
+
     async def _commit(self, shard: OpenShard) -> None:
         try:
             await self._commit_all(shard)
@@ -95,7 +119,9 @@ class Committer:
     async def _write(self, shard: OpenShard, collected: Collected, *, close: bool) -> None:
         if not collected.rows:
             if close:
-                await self._insist(shard, lambda: shards.close(self._database, lease=shard.lease, now=self._clock.wall()))
+                await self._insist(
+                    shard, lambda: shards.close(self._database, lease=shard.lease, now=self._clock.wall())
+                )
             return
         lease = shard.lease
         sealed = collected.seal(lease.requests)

@@ -63,6 +63,7 @@ class Feed:
         self._bytes = 0
         self._reply_size = 0.0
         self._over = False
+        self._landed = asyncio.Event()
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails when a runner met an error that is a bug: the worker must not go on with a request in limbo."""
 
@@ -86,7 +87,7 @@ class Feed:
         for flight in flights:
             if not flight.recalled:
                 flight.recalled = True
-                if flight.task is not None:  # else its runner has not begun yet, and will not
+                if flight.task not in (None, asyncio.current_task()):  # None: not begun yet, and now it will not
                     flight.task.cancel()
 
     def recall_shard(self, shard: OpenShard) -> None:
@@ -96,6 +97,12 @@ class Feed:
     def stop(self) -> None:
         """Sends nothing more; what is in flight goes on."""
         self._over = True
+
+    async def emptied(self) -> None:
+        """Returns when nothing is in flight."""
+        while self.flights:
+            self._landed.clear()
+            await self._landed.wait()
 
     async def close(self) -> None:
         """Ends the runners, and with them whatever is in flight."""
@@ -145,7 +152,7 @@ class Feed:
             flight = self._take()
 
     async def _wait(self) -> Flight:
-        waiting = asyncio.get_running_loop().create_future()
+        waiting: asyncio.Future[Flight] = asyncio.get_running_loop().create_future()
         self._idle.append(waiting)
         return await waiting
 
@@ -173,3 +180,5 @@ class Feed:
         else:
             assert result is not None
             self._desk.landed(flight, result)
+        if not self.flights:
+            self._landed.set()

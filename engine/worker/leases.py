@@ -44,10 +44,12 @@ class Leases:
         with self._lock:
             return self._held.get(key)
 
-    def drop(self, key: Key) -> None:
-        """The lease is not to be renewed any more."""
+    def drop(self, key: Key, epoch: int) -> None:
+        """The lease is not to be renewed any more; a later one of the same shard stays."""
         with self._lock:
-            self._held.pop(key, None)
+            holding = self._held.get(key)
+            if holding is not None and holding.epoch == epoch:
+                del self._held[key]
 
     def held(self) -> dict[Key, int]:
         """The epoch of each lease, as of now."""

@@ -13,14 +13,17 @@ from enum import Enum, auto
 from engine.packs import Pack
 from engine.worker.leases import Holding
 from engine.worker.outcome import History
+from engine.worker.poison import Care, mark_of
 from engine.worker.pulse import Lane
 from engine.worker.segments import Collected, Finished
 from engine.worker.turns import turn_end
 from state.records import ShardLease
 
-
 #: Of a request that has not failed yet.
 NO_HISTORY = History()
+
+#: Of a shard under which nobody has died.
+NO_CARE = Care()
 
 
 class Phase(Enum):
@@ -59,16 +62,20 @@ class OpenShard:
         pack: Pack,
         done: Iterable[int],
         holding: Holding,
+        care: Care = NO_CARE,
         careful: int = 0,
         now: float = 0.0,
     ) -> None:
-        """`done` are the places committed under earlier epochs; `careful` many requests are sent one at a time."""
+        """`done` are the places committed under earlier epochs. `careful` many requests are sent one at a time, and
+        before all others that at place `first`.
+        """
         self.lease = lease
         self.pack = pack
         self.holding = holding
         self.phase = Phase.OPEN
-        self.opened = now
-        self.touched = False
+        self.moved = now  # when it last made progress, monotonic
+        self.started = False  # whether anything of it was sent
+        self.care = care
         self.careful = careful
         self.flying: dict[int, Flight] = {}
         self.lane = Lane(lease.endpoint, lease.model)
@@ -78,13 +85,17 @@ class OpenShard:
         self.closing = False  # the commit under way closes the shard
         self.disowned = False  # a renewal found no lease; the closing commit may be why, and the fence will tell
         self._sizes = [pack.body_size(i) for i in range(len(pack))]
-        self._committed = bytearray(len(pack))
+        self._passed = bytearray(len(pack))  # what the cursor passes over
         for place in done:
-            self._committed[place] = 1
+            self._passed[place] = 1
+        self.left = len(pack) - sum(self._passed)
         self._next = 0
-        self._again: list[int] = []
+        self._again: list[int] = []  # a heap: what was put back is sent in plan order, and before what was never sent
         self._resting: set[int] = set()
-        self.left = len(pack) - sum(self._committed)
+        first = care.first if care.give_up is None else care.give_up
+        if first is not None:
+            self._passed[first] = 1
+            self._again.append(first)
         self._skip()
 
     @property
@@ -100,7 +111,7 @@ class OpenShard:
     @property
     def sendable(self) -> int:
         """About how many requests could be sent now (an upper bound after a takeover)."""
-        return 0 if self.phase is not Phase.OPEN else len(self._again) + len(self._committed) - self._next
+        return 0 if self.phase is not Phase.OPEN else len(self._again) + len(self._passed) - self._next
 
     @property
     def complete(self) -> bool:
@@ -118,9 +129,7 @@ class OpenShard:
 
     def runnable(self, now: float) -> bool:
         """Whether a request of this shard may be sent now."""
-        return (
-            self.phase is Phase.OPEN and (bool(self._again) or self._next < len(self._committed)) and self.trusted(now)
-        )
+        return self.phase is Phase.OPEN and (bool(self._again) or self._next < len(self._passed)) and self.trusted(now)
 
     def turn(self) -> int:
         """The place after the last one of the turn that would begin now."""
@@ -134,7 +143,11 @@ class OpenShard:
     @property
     def has_fresh(self) -> bool:
         """Whether there are requests that have not been sent yet."""
-        return self.phase is Phase.OPEN and self._next < len(self._committed)
+        return self.phase is Phase.OPEN and self._next < len(self._passed)
+
+    def mark(self, place: int) -> int:
+        """What is written into the shard's row before this request is tried alone."""
+        return mark_of(place, again=place == self.care.first)
 
     def history(self, place: int) -> History:
         """What a request has been through in this worker."""
@@ -143,7 +156,7 @@ class OpenShard:
     def take(self, end: int) -> Flight | None:
         """Sends the next request out, if there is one before place `end`."""
         place = self.next_place
-        if place >= min(end, len(self._committed)):
+        if place >= min(end, len(self._passed)):
             return None
         if self._again:
             heapq.heappop(self._again)
@@ -170,7 +183,7 @@ class OpenShard:
     def put_back(self, place: int) -> None:
         """The request was taken back, and comes again as if it had never been sent."""
         del self.flying[place]
-        heapq.heappush(self._again, place)  # always of places before `_next`, so it is sent first: plan order
+        heapq.heappush(self._again, place)
 
     def rest(self, place: int, history: History) -> None:
         """The request waits until it may be sent again; `history` is what it has been through."""
@@ -190,6 +203,7 @@ class OpenShard:
         self.histories.pop(place, None)
         self.collected.add(place, finished, now=now)
         self.left -= 1
+        self.moved = now
 
     def collect(self) -> Collected:
         """Takes the results that are to go into the next segment."""
@@ -199,9 +213,9 @@ class OpenShard:
     def _send(self, place: int) -> Flight:
         flight = Flight(self, place, self._sizes[place])
         self.flying[place] = flight
-        self.touched = True
+        self.started = True
         return flight
 
     def _skip(self) -> None:
-        while self._next < len(self._committed) and self._committed[self._next]:
+        while self._next < len(self._passed) and self._passed[self._next]:
             self._next += 1
