@@ -1,0 +1,1 @@
+"""Measurements anyone can repeat; each command prints one table of ratios from one run."""
