@@ -1,12 +1,10 @@
 """The child processes: jobs go over, answers and errors come back, and no process outlives its owner."""
 
 import asyncio
-import contextlib
 import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -17,6 +15,7 @@ from engine.orchestrator.pipe import ChildDied, ChildFailed, Raised
 from state.objects.local import LocalStore
 from state.records import Corrupt, OutOfSpace, Unavailable
 from state.settings import Settings
+from tests.orchestrator.dying import StuckObject, lives
 from tests.orchestrator.made import BATCH, put_segment, result_line
 from tests.support.waiting import eventually, eventually_sync
 
@@ -33,35 +32,6 @@ async def children(settings: Settings):
 async def finish_of_one_line(store: LocalStore, *, epoch: int = 1) -> FinishRequest:
     segment = await put_segment(store, {0: result_line(0)})
     return FinishRequest(BATCH, epoch, 1, "", (segment,), spool_limit=1 << 20)
-
-
-class StuckFinish:
-    """A finish that hangs in the store: its only segment is a pipe that nobody writes to."""
-
-    def __init__(self, store: LocalStore, request: FinishRequest) -> None:
-        self.request = request
-        self._path = store.folder / request.segments[0].object_key
-        self._path.unlink()
-        os.mkfifo(self._path)
-        self._pipe: int | None = None
-
-    def has_begun(self) -> bool:
-        """Whether the child is reading. The pipe opens for writing only then."""
-        with contextlib.suppress(OSError):
-            self._pipe = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK)
-        return self._pipe is not None
-
-    def clear(self) -> None:
-        self._path.unlink()
-        if self._pipe is not None:
-            os.close(self._pipe)
-
-
-def lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 async def test_a_job_is_done_in_another_process_which_serves_the_next_one_too(children, store):
@@ -109,14 +79,15 @@ def test_out_of_space_keeps_its_numbers():
 async def test_a_child_killed_in_the_middle_is_told_and_replaced(children, store):
     await children.warm()
     (pid,) = children.pids
-    stuck = StuckFinish(store, await finish_of_one_line(store))
-    job = asyncio.create_task(children.run_small(stuck.request))
+    asked = await finish_of_one_line(store)
+    stuck = StuckObject(store, asked.segments[0].object_key)
+    job = asyncio.create_task(children.run_small(asked))
     await eventually(stuck.has_begun)
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(ChildDied):
         await job
-    stuck.clear()
-    written = await children.run_small(await finish_of_one_line(store))
+    stuck.mend()
+    written = await children.run_small(asked)
     assert written.output is not None
     assert children.pids != [pid]
 
@@ -124,14 +95,15 @@ async def test_a_child_killed_in_the_middle_is_told_and_replaced(children, store
 async def test_a_caller_that_gives_up_takes_the_process_along(children, store):
     await children.warm()
     (pid,) = children.pids
-    stuck = StuckFinish(store, await finish_of_one_line(store))
-    job = asyncio.create_task(children.run_small(stuck.request))
+    asked = await finish_of_one_line(store)
+    stuck = StuckObject(store, asked.segments[0].object_key)
+    job = asyncio.create_task(children.run_small(asked))
     await eventually(stuck.has_begun)
     job.cancel()
     with pytest.raises(asyncio.CancelledError):
         await job
     assert not lives(pid)
-    stuck.clear()
+    stuck.mend()
 
 
 async def test_ctrl_c_and_sigterm_leave_it_to_the_parent(settings, store):
