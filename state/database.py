@@ -26,7 +26,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncTransactio
 
 from state import migrations
 from state import sqlite as sqlite_file
-from state.records import LeaseLost, OutcomeUnknown, OutOfSpace, SettingsError, Unavailable
+from state.records import OutcomeUnknown, OutOfSpace, OvernightError, SettingsError, Unavailable
 
 T = TypeVar("T")
 
@@ -153,13 +153,13 @@ class Database:
                     return await send(connection)
             except OutcomeUnknown as error:
                 unknown = error
-            except (LeaseLost, IntegrityError):
-                if (result := await self._look_up(found)) is not None:
-                    return result
-                raise
             except Unavailable:
                 if unknown is None:
                     raise
+            except (OvernightError, IntegrityError):
+                if (result := await self._look_up(found)) is not None:
+                    return result
+                raise
         assert unknown is not None
         raise unknown
 
