@@ -4,7 +4,12 @@ import contextlib
 import os
 from pathlib import Path
 
+import pytest
+
 from state.objects.local import LocalStore
+
+#: For tests that look at processes where Linux shows them.
+needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 
 
 class StuckObject:
@@ -43,3 +48,9 @@ def children_of(pid: int) -> list[int]:
     """The processes that this one started."""
     listed = (path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
     return [int(child) for text in listed for child in text.split()]
+
+
+def peak_bytes(pid: int) -> int:
+    """The most memory a process ever held."""
+    (line,) = (s for s in Path(f"/proc/{pid}/status").read_text().splitlines() if s.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024

@@ -15,11 +15,11 @@ from engine.orchestrator.pipe import ChildDied, ChildFailed, Raised
 from state.objects.local import LocalStore
 from state.records import Corrupt, OutOfSpace, Unavailable
 from state.settings import Settings
-from tests.orchestrator.dying import StuckObject, lives
+from tests.orchestrator.dying import StuckObject, lives, needs_proc, peak_bytes
 from tests.orchestrator.made import BATCH, put_segment, result_line
 from tests.support.waiting import eventually, eventually_sync
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, needs_proc]
 
 
 @pytest.fixture
@@ -156,3 +156,22 @@ def test_the_spool_of_a_dead_process_is_cleared_and_that_of_a_living_one_kept(tm
         assert clear_abandoned(tmp_path) == [left]
         assert list(tmp_path.iterdir()) == [mine]
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_fifty_thousand_results_are_merged_in_little_memory(store, settings):
+    total, each = 50_000, 500
+    order = [(n * 7919) % total for n in range(total)]
+    segments = [
+        await put_segment(store, {n: result_line(n, text="x" * 400) for n in order[at : at + each]}, seq=at // each)
+        for at in range(0, total, each)
+    ]
+    asked = FinishRequest(BATCH, 1, total, "", tuple(segments), spool_limit=1 << 30)
+    child = Child(settings)
+    await child.start()
+    written = await child.call(asked)
+    assert child.pid is not None
+    peak = peak_bytes(child.pid)
+    await child.end()
+    assert written.output.lines == total
+    assert await store.get(written.output.object_key) == b"".join(result_line(n, text="x" * 400) for n in range(total))
+    assert peak < 100 << 20  # invariant 12

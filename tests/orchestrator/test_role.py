@@ -16,11 +16,11 @@ from state.clock import SystemClock
 from state.records import BatchStatus, Counts
 from state.settings import Settings
 from state.wake import open_waker
-from tests.orchestrator.dying import StuckObject, children_of, lives
+from tests.orchestrator.dying import StuckObject, children_of, lives, needs_proc
 from tests.orchestrator.house import House, answers, input_lines, parts
 from tests.support.waiting import eventually, eventually_sync
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, needs_proc]
 
 ROLE = """
 import asyncio, sys
