@@ -37,7 +37,9 @@ def test_a_body_is_found_wherever_it_stands_in_its_line(tmp_path: Path) -> None:
     first = b'{"body":{"model":"m","messages":[]},"url":"/v1/chat/completions","method":"POST","custom_id":"a"}\n'
     second = b' {"x":{"model":"m","messages":[]} , "custom_id":"b","body":{"model":"m","messages":[]}\t,'
     second += b'"url":"/v1/chat/completions","method":"POST"  }  \r\n'
-    assert bodies(tmp_path, first + second) == [b'{"model":"m","messages":[]}'] * 2
+    third = b'{"x":{"y":"}"},"custom_id":"c","body":{"model":"m","messages":[]},"z":{"y":1},'
+    third += b'"url":"/v1/chat/completions","method":"POST"}'
+    assert bodies(tmp_path, first + second + third) == [b'{"model":"m","messages":[]}'] * 3
 
 
 @pytest.mark.parametrize(
