@@ -11,16 +11,16 @@ not sent; 401, 402, 403, 429, 503; a 3xx                    the engine's
 404 or 405 without an OpenAI error                          the engine's, for this lane only: it lacks the endpoint
 other 4xx but 408                                           the request's, final at once
 reply too large                                             the request's, final at once
-408, other 5xx, unknown outcome, 2xx with a broken body     the request's if its lane is alive (something succeeded
-                                                            in the last 10 s), else in *doubt*
+408, other 5xx, unknown outcome, 2xx with a broken body     the request's if others succeed, else in *doubt*
 ==========================================================  ==========================================================
 
-**Doubt.** Where nothing has succeeded lately, a 500 may be the engine's fault or the request's. Feeding pauses and the
-canary is sent (`canary.py`), a tiny request of our own. Answered: the engine works, the request comes again and its
-failures count, so that a batch of nothing but bad requests on an idle engine ends. Not answered: the engine is down, and
-nobody's attempts are used up. (The list of models would be a poorer witness: gateways serve it while nothing behind
-them works.) A request whose lane has answered others since its last failure is not in doubt again, however slowly it
-fails.
+**Doubt.** A 500 may be the engine's fault or the request's. A request's first such failure is its own if its lane is
+alive (`pulse`: something succeeded in the last 10 s, and few calls have failed since); each further one if the lane has
+had a success since the one before. So one outage costs a request one attempt at most, and most requests none.
+Otherwise it is in doubt: feeding pauses and the canary is sent (`canary.py`), a tiny request of our own. If it comes
+back, the engine works: the request is sent again, and its next failure counts, so that a batch of nothing but bad
+requests on an idle engine ends, however slowly they fail. If not, the engine is down, and nobody's attempts are used
+up. (The list of models would be a poorer witness: gateways serve it while nothing behind them works.)
 
 **Refused alone.** One request may be what an engine always answers with 503 or 403 (a content filter in front of it,
 say) while it answers the others. A refusal *counts* if the lane has answered others since the request's last one,
@@ -28,7 +28,7 @@ and is *alone* if it has answered others at least four times for each of their r
 on, the request no longer stops the others and only waits longer itself; after 20 of them it becomes an error line, and
 so it does after 100 counted ones other than 429, which ends several such requests on an otherwise idle engine within
 about an hour. A rate limit that turns away every fifth request does not come near that: 0.2 ** 20. From a request's third refusal on,
-if the lane has answered nobody since, the canary is asked too.
+the canary is sent too where the lane is not alive, or a lone request would never be told apart from the engine.
 """
 
 from collections.abc import Callable
@@ -56,7 +56,7 @@ MOST_COUNTED: Final = 100
 HARMLESS: Final = 2
 #: Answers to others for each refusal of others that make a refusal a lone one.
 EXCEPTIONAL: Final = 4
-#: From so many refusals on without an answer to anybody, the canary is asked.
+#: From so many refusals on in a lane that is not alive, the canary is sent.
 ASK_AFTER: Final = 3
 #: The longest `Retry-After` that is obeyed for one request, in seconds.
 LONGEST_OWN_RETRY_AFTER: Final = 30.0
@@ -83,7 +83,7 @@ class History:
     counted: int = 0
     alone: int = 0
     since: Scene = _NOWHERE
-    """Its lane as it was at its last refusal."""
+    """Its lane as it was at its last failure of any kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,8 @@ class RetryRequest:
     history: History
     refused: bool = False
     """It was an engine failure that stops only this request."""
+    in_doubt: bool = False
+    """The canary is to be sent meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,15 +177,15 @@ def _is_final(reply: Reply) -> bool:
 
 def _own_failure(case: Case, cause: str, ending: Ending, retry_after: float | None = None) -> Verdict:
     """A failure of the request itself, unless it is in doubt whether the engine works."""
-    old = case.history
-    others_answered = old.refusals > 0 and case.scene.answers > old.since.answers
-    if not case.scene.alive and not others_answered:
+    old, now = case.history, case.scene
+    first = old.attempts + old.refusals == 0
+    if not (now.alive if first else now.successes > old.since.successes):
         return _engine_failure(case, cause, Scope.LANE, retry_after, in_doubt=True)
     attempts = old.attempts + 1
     if attempts >= case.max_attempts:
         return Done(ending)
     delay = max(backoff(attempts, random=case.random), min(retry_after or 0.0, LONGEST_OWN_RETRY_AFTER))
-    return RetryRequest(delay, History(attempts, old.refusals, old.counted, old.alone, old.since))
+    return RetryRequest(delay, History(attempts, old.refusals, old.counted, old.alone, now))
 
 
 def _refusal(case: Case, reply: Reply, scope: Scope, ending: Ending) -> Verdict:
@@ -193,7 +195,7 @@ def _refusal(case: Case, reply: Reply, scope: Scope, ending: Ending) -> Verdict:
     if after.alone >= MOST_ALONE or (after.counted >= MOST_COUNTED and reply.status != 429):
         return Done(ending)
     if after.alone >= HARMLESS:
-        return RetryRequest(verdict.delay, after, refused=True)
+        return RetryRequest(verdict.delay, after, refused=True, in_doubt=verdict.in_doubt)
     return verdict
 
 
@@ -201,10 +203,9 @@ def _engine_failure(
     case: Case, cause: str, scope: Scope, retry_after: float | None = None, *, in_doubt: bool = False
 ) -> EngineFailure:
     after = _counted(case)
-    silent = not case.scene.alive and case.scene.answers == case.history.since.answers
-    ask = in_doubt or (after.refusals >= ASK_AFTER and silent and not isinstance(case.result, NotSent))
+    stubborn = after.refusals >= ASK_AFTER and not case.scene.alive and not isinstance(case.result, NotSent)
     delay = own_pause(after.refusals, retry_after, random=case.random)
-    return EngineFailure(cause, scope, delay, after, retry_after, ask)
+    return EngineFailure(cause, scope, delay, after, retry_after, in_doubt or stubborn)
 
 
 def _counted(case: Case) -> History:

@@ -50,15 +50,12 @@ class Triage:
         if isinstance(verdict, EngineFailure):
             self._pulse.refused(lane)
             self.breaker.failed(lane, verdict, sent_at=sent_at)
-            if verdict.in_doubt:
-                self._send_canary(lane)
         elif isinstance(verdict, Done) and verdict.settled:
-            self._pulse.answered(lane, success=verdict.ending.mark == OUTPUT)
-            self.breaker.succeeded(lane, sent_at=sent_at)
+            self._settled(lane, verdict, sent_at)
         else:
-            if isinstance(verdict, RetryRequest) and verdict.refused:
-                self._pulse.refused(lane)
-            self.breaker.abandoned(lane, sent_at=sent_at)
+            self._failed_alone(lane, verdict, sent_at)
+        if not isinstance(verdict, Done) and verdict.in_doubt:
+            self._send_canary(lane)
         return verdict
 
     def abandoned(self, lane: Lane, *, sent_at: float) -> None:
@@ -71,6 +68,20 @@ class Triage:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _settled(self, lane: Lane, verdict: Done, sent_at: float) -> None:
+        if verdict.ending.mark == OUTPUT:
+            self._pulse.succeeded(lane)
+        else:
+            self._pulse.settled(lane)
+        self.breaker.succeeded(lane, sent_at=sent_at)
+
+    def _failed_alone(self, lane: Lane, verdict: Done | RetryRequest, sent_at: float) -> None:
+        if isinstance(verdict, RetryRequest) and verdict.refused:
+            self._pulse.refused(lane)
+        else:
+            self._pulse.failed(lane)
+        self.breaker.abandoned(lane, sent_at=sent_at)
 
     def _send_canary(self, lane: Lane) -> None:
         if lane not in self._canaries:
@@ -86,7 +97,7 @@ class Triage:
         finally:
             del self._canaries[lane]  # before the result is told: who is in doubt from now on sends another
         if problem is None:
-            self._pulse.answered(lane, success=True)
+            self._pulse.succeeded(lane)
             self.breaker.succeeded(lane, sent_at=sent_at)
         else:
             self.breaker.canary_failed(lane, problem)

@@ -19,7 +19,7 @@ from engine.worker.outcome import (
 from engine.worker.pulse import Scene
 from engine.worker.retry import FIRST_PAUSE, LONGEST, LONGEST_PAUSE, LONGEST_RETRY_AFTER, backoff, own_pause, pause
 
-ALIVE = Scene(alive=True, answers=5)
+ALIVE = Scene(alive=True, successes=5, answers=5)
 SILENT = Scene()
 OPENAI_ERROR = b'{"error": {"message": "no", "type": "x", "param": null, "code": null}}'
 
@@ -82,7 +82,7 @@ DUBIOUS = [
 @pytest.mark.parametrize("result", DUBIOUS)
 def test_while_others_succeed_a_dubious_failure_is_the_requests_and_is_retried(result: Reply | EngineError) -> None:
     verdict = _judge(result)
-    assert verdict == RetryRequest(delay=0.25, history=History(attempts=1))
+    assert verdict == RetryRequest(delay=0.25, history=History(attempts=1, since=ALIVE))
 
 
 @pytest.mark.parametrize("result", DUBIOUS)
@@ -111,19 +111,29 @@ def test_the_last_attempt_that_fails_is_an_error_line_with_the_reply_if_there_wa
 
 
 def test_a_request_that_fails_slowly_is_not_in_doubt_for_ever() -> None:
-    """Each try takes longer than a lane counts as alive, but the canary was answered since the last."""
+    """Each try takes longer than a lane counts as alive, but the canary came back since the last."""
     first = _judge(OutcomeUnknown("x"), scene=SILENT)
     assert isinstance(first, EngineFailure)
-    second = _judge(OutcomeUnknown("x"), first.history, Scene(alive=False, answers=1, refusals=1))
+    second = _judge(OutcomeUnknown("x"), first.history, Scene(False, successes=1, answers=1, refusals=1))
     assert isinstance(second, RetryRequest)
     assert second.history.attempts == 1
+
+
+def test_one_outage_costs_a_request_one_attempt_at_most() -> None:
+    """It begins while the lane still counts as alive."""
+    verdict = _judge(Reply(502, b""))
+    assert isinstance(verdict, RetryRequest)
+    for _ in range(10):
+        verdict = _judge(Reply(502, b""), verdict.history, ALIVE)
+        assert isinstance(verdict, EngineFailure)
+        assert (verdict.in_doubt, verdict.history.attempts) == (True, 1)
 
 
 def _refused(status: int, *, answers: int, others_refused: int, most: int) -> tuple[list[Verdict], Verdict]:
     """One request that is always refused; between two of its refusals, others are answered and refused so often."""
     history, verdicts = History(), []
     for i in range(most):
-        scene = Scene(alive=answers > 0, answers=answers * i, refusals=(others_refused + 1) * i)
+        scene = Scene(answers > 0, answers * i, answers * i, (others_refused + 1) * i)
         verdict = _judge(Reply(status, OPENAI_ERROR), history, scene)
         verdicts.append(verdict)
         if isinstance(verdict, Done):
@@ -168,7 +178,7 @@ def test_after_a_few_refusals_without_an_answer_to_anybody_the_canary_is_asked()
 def test_not_sent_says_nothing_about_the_request() -> None:
     history = History()
     for i in range(500):
-        verdict = _judge(NotSent("refused"), history, Scene(True, 10 * i, i))
+        verdict = _judge(NotSent("refused"), history, Scene(True, 10 * i, 10 * i, i))
         assert isinstance(verdict, EngineFailure)
         history = verdict.history
     assert (history.alone, history.counted, history.attempts) == (0, 0, 0)
@@ -190,7 +200,7 @@ def test_attempts_never_exceed_what_is_allowed_and_histories_only_grow(
     history, answers = History(), 0
     for i, (result, alive, more) in enumerate(calls):
         answers += more
-        verdict = _judge(result, history, Scene(alive, answers, i))
+        verdict = _judge(result, history, Scene(alive, answers, answers, i))
         if isinstance(verdict, Done):
             assert history.attempts == 2 or history.alone == MOST_ALONE - 1
             return
