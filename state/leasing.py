@@ -20,7 +20,8 @@ def claimable(table: Table, *, now: float, grace: float) -> ColumnElement[bool]:
     until, not_before = table.c.lease_until, table.c.not_before
     ready = and_(table.c.state == WorkState.READY, or_(not_before <= now, not_before > now + LONGEST_DELAY_S))
     lapsed = and_(table.c.state == WorkState.LEASED, or_(until < now - grace, until > now + LONGEST_LEASE_S))
-    return or_(ready, lapsed)
+    open_ones = table.c.state.in_((WorkState.READY, WorkState.LEASED))  # says the same again, for the index
+    return and_(open_ones, or_(ready, lapsed))
 
 
 def lease_until(now: float, ttl: float) -> float:

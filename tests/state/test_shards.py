@@ -466,8 +466,7 @@ async def test_the_claim_uses_its_index(db: Database) -> None:
     async with db.read() as conn:
         plan = await conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)  # type: ignore[arg-type]
         steps = " ".join(row[3] for row in plan)
-    assert "USING INDEX ix_shards_claim" in steps or "USING INDEX uq_shards" in steps or "sqlite_autoindex" in steps
-    assert "SCAN shards" not in steps
+    assert "SEARCH shards USING INDEX ix_shards_claim (model=? AND state=?)" in steps
 
 
 async def test_a_heartbeat_gets_through_beside_a_busy_writer(db: Database, other_db: Database) -> None:
