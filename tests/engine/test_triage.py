@@ -95,7 +95,7 @@ class Night:
         flying: list[tuple[float, float, str, History, Reply | EngineError]],
     ) -> float | None:
         """Sends what may be sent; returns when to ask again if the breaker held something back."""
-        due = [w for w in waiting if w[0] <= self.now()]
+        due = sorted((w for w in waiting if w[0] <= self.now()), key=lambda w: -w[0])  # retries first
         wake = None
         for item in due:
             if len(flying) >= self.at_once:
