@@ -20,6 +20,9 @@ from state.records import OvernightError
 #: How long the children of a killed `serve` may take to end, in seconds: their drain, and a little.
 ORPHANS_S = 15.0
 
+#: How long the holder of a folder may take to be seen as gone: the kernel needs a moment to end a killed process.
+DYING_S = 1.0
+
 
 class FolderInUse(OvernightError):
     """Another `serve` has this data folder."""
@@ -57,14 +60,15 @@ def lock(folder: Path, *, say: Callable[[str], None] = lambda text: None) -> int
         FolderInUse: says who has it.
     """
     descriptor = os.open(folder / "overnight.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    waited_until = time.monotonic() + ORPHANS_S
+    began = time.monotonic()
     told = False
     while not _try(descriptor, folder):
         owner = _owner(descriptor)
-        if not _gone(owner) or time.monotonic() > waited_until:
+        gone = _gone(owner)
+        if time.monotonic() > began + (ORPHANS_S if gone else DYING_S):
             os.close(descriptor)
             raise FolderInUse(_who(folder, owner))
-        if not told:
+        if gone and not told:
             say("waiting for the processes of an earlier serve to end")
             told = True
         time.sleep(0.05)
@@ -117,7 +121,10 @@ def _owner(descriptor: int) -> dict[str, Any]:
 
 
 def _gone(owner: dict[str, Any]) -> bool:
-    """Whether the owner certainly lives no more: on another machine nobody can tell."""
+    """Whether the owner certainly lives no more: on another machine nobody can tell.
+
+    A zombie is gone: it only waits for a parent that may never ask.
+    """
     if owner.get("host") != socket.gethostname() or not isinstance(owner.get("pid"), int):
         return False
     try:
@@ -126,6 +133,9 @@ def _gone(owner: dict[str, Any]) -> bool:
         return True
     except PermissionError:
         return False
+    with contextlib.suppress(OSError):  # no /proc on this system: it lives as far as we know
+        state = Path(f"/proc/{owner['pid']}/stat").read_text().rpartition(")")[2].split()[0]
+        return state in ("Z", "X")
     return False
 
 

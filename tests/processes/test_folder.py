@@ -47,3 +47,15 @@ def test_the_lock_lasts_until_the_last_child_has_ended_and_its_end_is_awaited(tm
 
     os.close(folder.lock(tmp_path, say=end_child))
     assert said == ["waiting for the processes of an earlier serve to end"]
+
+
+def test_a_holder_that_was_killed_but_not_yet_waited_for_counts_as_gone(tmp_path: Path) -> None:
+    folder.prepare(tmp_path)
+    took = "import subprocess, sys, time; from pathlib import Path; from server import folder\n"
+    took += f"held = folder.lock(Path({str(tmp_path)!r}))\n"
+    took += "child = subprocess.Popen(['sleep', '60'], pass_fds=(held,), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL); print(child.pid, flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", took], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout
+        child = int(holder.stdout.readline())
+        holder.kill()  # and a zombie from now on: nobody waits for it until the block ends
+        os.close(folder.lock(tmp_path, say=lambda text: os.kill(child, 9)))
