@@ -60,7 +60,7 @@ class Outcomes:
 
     async def _plan(self, job: JobLease, details: PlanInput, run: Run) -> None:
         if job.attempts > MOST_LOST:
-            log.error("gives up planning %s", job.batch_id, extra={"batch_id": job.batch_id})
+            log.error("gives up planning %s", job.batch_id, extra=_about(job))
             await batches.refused(self._database, job=job, faults=[GIVEN_UP], now=self._clock.wall())
             return
         known = await self._known_models()
@@ -70,6 +70,7 @@ class Outcomes:
         if isinstance(found, Planned):
             await self._commit_plan(job, found)
         else:
+            log.info("refused %s: %s", job.batch_id, found.faults[0].code, extra=_about(job))
             await batches.refused(self._database, job=job, faults=found.faults, now=self._clock.wall())
 
     async def _known_models(self) -> dict[str, Model]:
@@ -89,18 +90,21 @@ class Outcomes:
             now=self._clock.wall(),
         )
         if committed:
+            log.info(
+                "planned %s: %d requests in %d shards", job.batch_id, plan.total, len(plan.shards), extra=_about(job)
+            )
             self._waker.notify("worker")
 
     async def _finish(self, job: JobLease, details: FinishInput, run: Run) -> None:
         written: Written = await run(finish_request(job, details, self._settings))
         if written.lost:
             where = ", ".join(f"{loss.shard}: {loss.seqs}" for loss in written.lost)
-            log.error("the store lost segments of %s (%s)", job.batch_id, where, extra={"batch_id": job.batch_id})
+            log.error("the store lost segments of %s (%s)", job.batch_id, where, extra=_about(job))
             await losses.write_off(self._database, job=job, losses=written.lost)
         if written.holes:
             await self._send_back(job, written.holes)
             return
-        await batches.finished(
+        batch = await batches.finished(
             self._database,
             job=job,
             output=_result(job, job.output_file_id, written.output, "output"),
@@ -108,10 +112,12 @@ class Outcomes:
             output_ttl=self._settings.output_ttl,
             now=self._clock.wall(),
         )
+        if batch is not None:
+            log.info("%s is %s", batch.id, batch.status, extra=_about(job))
 
     async def _send_back(self, job: JobLease, holes: tuple[int, ...]) -> None:
         """Shards with lines without a result run again (invariant 1); the last to close makes the finish job again."""
-        log.error("shards %s of %s run again", list(holes), job.batch_id, extra={"batch_id": job.batch_id})
+        log.error("shards %s of %s run again", list(holes), job.batch_id, extra=_about(job))
         back = await shards.reopen(
             self._database, batch_id=job.batch_id, numbers=holes, job=job, now=self._clock.wall()
         )
@@ -151,6 +157,10 @@ def finish_request(job: JobLease, details: FinishInput, settings: Settings) -> F
         stop_code=None if reason is None else _STOP_CODES[reason],
         min_free_bytes=settings.min_free_bytes,
     )
+
+
+def _about(job: JobLease) -> dict[str, str]:
+    return {"batch_id": job.batch_id, "job_id": job.id}
 
 
 def _result(job: JobLease, file_id: str | None, written: ResultObject | None, kind: str) -> Result | None:

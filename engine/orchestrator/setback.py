@@ -12,8 +12,8 @@ from state.records import Corrupt, OutOfSpace, OvernightError, Unavailable
 
 #: Seconds until a job looks again for room on the disk, for a person who mends corrupt data, for the large lane.
 SPACE_DELAY, CORRUPT_DELAY, BUSY_DELAY = 5.0, 60.0, 2.0
-#: Seconds until a plan looks again for the first model.
-MODEL_DELAY = 1.0
+#: Seconds until a plan looks again for the first model: often while that is likely to come soon, then more seldom.
+MODEL_DELAY, MODEL_DELAY_LATER, MODEL_SOON = 1.0, 5.0, 60
 
 
 class NoModelYet(OvernightError):
@@ -43,7 +43,8 @@ def setback(error: Exception, *, failures: int) -> Setback:
     reason = str(error) or type(error).__name__
     match error:
         case NoModelYet():
-            return Setback(MODEL_DELAY, reason, lost=False, level=logging.INFO)
+            delay = MODEL_DELAY if failures <= MODEL_SOON else MODEL_DELAY_LATER
+            return Setback(delay, reason, lost=False, level=logging.INFO if failures == 1 else logging.DEBUG)
         case LaneBusy():
             return Setback(BUSY_DELAY, reason, lost=False, level=logging.DEBUG)
         case StoppedMeanwhile():

@@ -54,6 +54,11 @@ def test_only_an_attempt_that_took_its_process_along_counts_against_a_job(error,
     assert decided.reason
 
 
+def test_a_model_is_looked_for_every_second_and_later_every_five():
+    assert setback(NoModelYet("none"), failures=60).delay == 1.0
+    assert setback(NoModelYet("none"), failures=61).delay == 5.0
+
+
 def test_pauses_double_up_to_half_a_minute():
     assert [pause(n) for n in (1, 2, 3, 4)] == [0.5, 1.0, 2.0, 4.0]
     assert pause(10_000) == 30.0

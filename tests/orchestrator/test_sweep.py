@@ -1,5 +1,6 @@
 """The sweeper: what is due ends, what is stopped closes, and those who wait are woken."""
 
+from engine.orchestrator import sweep
 from state.records import BatchStatus
 from tests.orchestrator.house import House, input_lines
 
@@ -30,8 +31,9 @@ async def test_a_jump_of_the_wall_clock_expires_nothing(house: House):
     assert (await house.get(batch)).status is BatchStatus.FINALIZING
 
 
-async def test_more_batches_than_one_round_looks_at_are_all_stopped(house: House):
-    made = [await house.create(input_lines(1), window_s=60.0) for _ in range(120)]
+async def test_more_batches_than_one_round_looks_at_are_all_stopped(house: House, monkeypatch):
+    monkeypatch.setattr(sweep, "_AT_ONCE", 4)
+    made = [await house.create(input_lines(1), window_s=60.0) for _ in range(6)]
     await house.sweep.step()
     house.clock.advance(61.0)
     assert await house.sweep.step()  # there is more to do at once
