@@ -14,7 +14,7 @@ from engine.backends.protocol import Backend, EngineError, OutcomeUnknown, Reply
 from engine.replies import Ending, result_line, unanswered
 from engine.splice import splice_model
 from engine.worker.commit import Committer
-from engine.worker.outcome import Done, History
+from engine.worker.outcome import Done
 from engine.worker.poison import Poison
 from engine.worker.scheduler import Pass, Scheduler
 from engine.worker.segments import Finished
@@ -27,8 +27,8 @@ from state.records import LeaseLost
 
 log = logging.getLogger(__name__)
 
-#: An engine's death is found a little after the calls it broke: calls that broke so many seconds ago were its victims.
-DEATH_NOTICE_S = 5.0
+#: The death of an engine that we run is noticed a little after the calls it broke; so many seconds those are in doubt.
+DEATH_NOTICE_S = 3.0
 
 #: Seconds over which the rate of requests is measured.
 RATE_SPAN_S = 5.0
@@ -61,8 +61,16 @@ class Desk:
     """One engine's outgoing requests and incoming answers."""
 
     def __init__(
-        self, *, backend: Backend, triage: Triage, committer: Committer, clock: Clock, most_uncommitted: int
+        self,
+        *,
+        backend: Backend,
+        managed: bool,
+        triage: Triage,
+        committer: Committer,
+        clock: Clock,
+        most_uncommitted: int,
     ) -> None:
+        """`managed`: the engine is ours, so that its death will be known."""
         self.scheduler = Scheduler(admit=self._admit)
         self.open = False
         """Whether the engine is up."""
@@ -71,10 +79,10 @@ class Desk:
         self.accepted: Mapping[str, frozenset[str]] = {}
         """The names the engine takes for each model it serves, by the model's root."""
         self._backend, self._triage, self._committer, self._clock = backend, triage, committer, clock
-        self._most_uncommitted = most_uncommitted
+        self._managed, self._most_uncommitted = managed, most_uncommitted
         self._resting: list[tuple[float, int, OpenShard, int]] = []
         self._rested = 0
-        self._broken_off: list[tuple[float, OpenShard, int, History]] = []
+        self._in_doubt: list[tuple[float, Flight, Reply | EngineError]] = []
         self._was_failing = False
         self._poison: Poison[Asked] = Poison()
         self._deaths = 0
@@ -112,18 +120,22 @@ class Desk:
 
     def landed(self, flight: Flight, result: Reply | EngineError) -> None:
         """Makes of an answer a result, or lets the request rest until it comes again."""
-        shard, place = flight.shard, flight.place
         self.scheduler.landed(flight)
+        if self._managed and _may_be_death(result):
+            self._in_doubt.append((self._clock.monotonic(), flight, result))
+        else:
+            self._judge(flight, result)
+
+    def _judge(self, flight: Flight, result: Reply | EngineError) -> None:
+        shard, place = flight.shard, flight.place
         if self._deaths and isinstance(result, Reply):
-            self._poison.finished(_asked(shard, place))
+            self._poison.finished(_asked(flight))
         history = shard.history(place)
         verdict = self._triage.verdict(result, lane=shard.lane, history=history, sent_at=flight.sent_at)
         if isinstance(verdict, Done):
             self.finish(shard, place, verdict.ending)
             return
         now = self._clock.monotonic()
-        if isinstance(result, OutcomeUnknown):
-            self._broken_off.append((now, shard, place, history))
         shard.rest(place, verdict.history)
         self._rested += 1
         heapq.heappush(self._resting, (now + verdict.delay, self._rested, shard, place))
@@ -134,9 +146,9 @@ class Desk:
         self.scheduler.landed(flight)
         self._triage.abandoned(flight.shard.lane, sent_at=flight.sent_at)
         flight.shard.put_back(flight.place)
-        if (asked := _asked(flight.shard, flight.place)) in self._doomed:
+        if (asked := _asked(flight)) in self._doomed:
             self._doomed.remove(asked)
-            self._give_up(asked)
+            self._give_up(*asked)
         self._committer.consider(flight.shard, now=self._clock.monotonic())
 
     def finish(self, shard: OpenShard, place: int, ending: Ending) -> None:
@@ -153,38 +165,27 @@ class Desk:
         """A shard was opened. If a request of it has killed its worker twice while it ran alone, that one is given up."""
         self.scheduler.add(shard)
         if shard.care.give_up is not None:
-            self._give_up((*shard.key, shard.care.give_up))
+            self._give_up(*shard.key, shard.care.give_up)
 
     def engine_died(self, flights: Sequence[Flight]) -> None:
-        """The engine has died with these at it, which are recalled next. What it broke off is as if never sent."""
+        """The engine has died with these at it, which are recalled next, and with those whose fate was in doubt."""
         self.open = False
         self._deaths += 1
-        present = {_asked(f.shard, f.place) for f in flights} | self._victims()
-        for asked in self._poison.died(sorted(present)):
-            if not self._give_up(asked):
-                self._doomed.add(asked)  # until it is back
+        broken, self._in_doubt = [flight for _, flight, _ in self._in_doubt], []
+        present = {_asked(f) for f in (*flights, *broken) if f.shard.phase is Phase.OPEN}
+        self._doomed.update(self._poison.died(sorted(present)))
+        for flight in broken:
+            self.recalled(flight)
 
-    def _give_up(self, asked: "Asked") -> bool:
-        """Quarantines a request, if it waits to be sent: it becomes an error line and blocks nobody (invariant 10)."""
-        batch, number, place = asked
+    def _give_up(self, batch: str, number: int, place: int) -> None:
+        """Quarantines a request that waits to be sent: it becomes an error line and blocks nobody (invariant 10)."""
         shard = self.scheduler.shards.get((batch, number))
         if shard is None or shard.take_this(place) is None:
-            return False
+            return
         log.warning("a request is quarantined", extra={"batch": batch, "line": shard.pack.lines[place]})
         self.finish(
             shard, place, unanswered("engine_crash", "The engine crashed repeatedly while it was running this request.")
         )
-        return True
-
-    def _victims(self) -> "set[Asked]":
-        """The requests whose calls broke off lately: with the engine, as it seems now."""
-        since = self._clock.monotonic() - DEATH_NOTICE_S
-        recent = [(shard, place, history) for at, shard, place, history in self._broken_off if at >= since]
-        self._broken_off.clear()
-        for shard, place, history in recent:
-            shard.histories[place] = history
-            shard.wake(place)
-        return {_asked(shard, place) for shard, place, _ in recent if shard.phase is Phase.OPEN}
 
     def _next_suspect(self) -> Flight | None:
         """One of the requests that may be at the engine while it is found out which of them kills it."""
@@ -207,11 +208,19 @@ class Desk:
         while self._resting and (recovered or self._resting[0][0] <= now):
             _, _, shard, place = heapq.heappop(self._resting)
             shard.wake(place)
-        while self._broken_off and self._broken_off[0][0] < now - DEATH_NOTICE_S:
-            self._broken_off.pop(0)
+        while self._in_doubt and self._in_doubt[0][0] <= now - DEATH_NOTICE_S:
+            _, flight, result = self._in_doubt.pop(0)
+            self._conclude(flight, result)
         if now - self._done_since >= RATE_SPAN_S:
             self.scheduler.rate = self._done / (now - self._done_since)
             self._done, self._done_since = 0, now
+
+    def _conclude(self, flight: Flight, result: Reply | EngineError) -> None:
+        """The engine lives: what went wrong with this request was its own."""
+        if flight.recalled:
+            self.recalled(flight)
+        else:
+            self._judge(flight, result)
 
     def _admit(self, shard: OpenShard) -> Pass:
         """Whether the breaker lets a request of this shard through. A yes makes it the probe, so it must be sent."""
@@ -236,5 +245,10 @@ class Desk:
             raise asyncio.CancelledError from None
 
 
-def _asked(shard: OpenShard, place: int) -> Asked:
-    return shard.lease.batch_id, shard.lease.number, place
+def _asked(flight: Flight) -> Asked:
+    return flight.shard.lease.batch_id, flight.shard.lease.number, flight.place
+
+
+def _may_be_death(result: Reply | EngineError) -> bool:
+    """Whether this is how a request fails whose engine dies: the connection breaks, or a last answer says so."""
+    return result.status >= 500 if isinstance(result, Reply) else isinstance(result, OutcomeUnknown)

@@ -60,10 +60,11 @@ class EngineWatch:
         await self._learn()  # a managed engine knows its names before it is up, so plans can be made meanwhile
         while True:
             await self._start()
+            death = asyncio.create_task(self._backend.died(), name="death")
             await self._learn()
             self._say(Status("ready", None, tuple(m.root for m in self._served)))
             self._up()
-            reason = await self._until_death()
+            reason = await self._until(death)
             log.warning("the engine died: %s", reason)
             self._say(Status("starting", reason, self.status.models))
             self._died()
@@ -86,14 +87,16 @@ class EngineWatch:
             else:
                 return
 
-    async def _until_death(self) -> str:
-        death = asyncio.ensure_future(self._backend.died())
+    async def _until(self, death: "asyncio.Task[str]") -> str:
+        """Waits for the engine's death, refreshing its models meanwhile; returns the reason."""
         try:
             while True:
                 done, _ = await asyncio.wait([death], timeout=REFRESH_S)
                 if done:
                     return death.result()
                 await self._learn()
+        except EngineError as error:  # it was dead before anybody could watch
+            return str(error)
         finally:
             death.cancel()
 

@@ -80,6 +80,7 @@ class Worker:
         )
         self.desk = Desk(
             backend=backend,
+            managed=settings.engine_kind != "remote",
             triage=self.triage,
             committer=self.committer,
             clock=clock,

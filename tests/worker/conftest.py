@@ -5,10 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from engine.worker import drain
 from state.database import Database, upgrade
 from state.objects.open import open_store
 from tests.support.stub import Stub
 from tests.worker.farm import Farm, settings_for
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is still in flight when a test ends is not waited for."""
+    monkeypatch.setattr(drain, "LANDING_S", 0.2)
 
 
 @pytest.fixture

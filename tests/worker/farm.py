@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,10 @@ class Farm:
     store: ObjectStore
     settings: Settings
     clock: SystemClock = field(default_factory=SystemClock)
+
+    def tell(self, **changes: Any) -> None:
+        """Changes settings of the workers that are started from here on."""
+        self.settings = replace(self.settings, **changes)
 
     async def plan(
         self,
@@ -106,7 +110,9 @@ class Farm:
 
     async def ended(self, batch_id: str) -> bool:
         """Whether every shard is closed: the batch is not in progress any more and has its finish job."""
-        return (await self.batch(batch_id)).status in ("finalizing", "cancelling") and not await self.open_shards(batch_id)
+        return (await self.batch(batch_id)).status in ("finalizing", "cancelling") and not await self.open_shards(
+            batch_id
+        )
 
     async def open_shards(self, batch_id: str) -> list[shards.ShardInfo]:
         return [s for s in await shards.shard_list(self.db, batch_id=batch_id) if s.state != "closed"]
@@ -120,7 +126,10 @@ class Farm:
         for segment in await self.segments(batch_id):
             for record in Pack(await self.store.get(segment.object_key)):
                 assert record.line not in found
-                found[record.line] = {**orjson.loads(record.body), "file": "output" if record.mark == OUTPUT else "error"}
+                found[record.line] = {
+                    **orjson.loads(record.body),
+                    "file": "output" if record.mark == OUTPUT else "error",
+                }
         return found
 
     async def claim(self, worker_id: str, model: str = "stub-model") -> ShardLease | None:

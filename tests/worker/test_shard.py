@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.packs import ERROR, OUTPUT, Pack
+from engine.worker.outcome import History
 from engine.worker.segments import Collected, Limits, bitmap, marked, tally
 from engine.worker.shard import OpenShard, Phase
-from engine.worker.outcome import History
 from state.records import Tally, Usage
 from tests.worker.making import FOREVER, a_result, a_shard
 
