@@ -10,9 +10,9 @@ from tests.support.stub_replies import answer_of, chat
 NEVER_RAN = ("batch_cancelled", "batch_expired")
 
 
-def lines_of(name: str, count: int, note: str = "") -> list[dict[str, Any]]:
+def lines_of(name: str, count: int, note: str = "", *, model: str = "stub-model") -> list[dict[str, Any]]:
     """Requests whose prompts are unlike any other's."""
-    return [request_line(f"{name}-{n}", f"{name} asks {n} {note}") for n in range(count)]
+    return [request_line(f"{name}-{n}", f"{name} asks {n} {note}", model=model) for n in range(count)]
 
 
 def prompt_of(line: dict[str, Any]) -> str:

@@ -72,7 +72,7 @@ def test_another_interface_without_keys_is_refused_and_nothing_keeps_running(tmp
 
 def test_keys_are_demanded_and_are_on_no_command_line(tmp_path: Path) -> None:
     with Overnight(tmp_path, engine="echo", api_keys=["sk-very-secret"], upstream_api_key="up-secret") as server:
-        lines = lines_of("keyed", 2)
+        lines = lines_of("keyed", 2, model="echo")
         assert server.ended(server.submit(lines).id).status == "completed"
         assert not [line for line in server.processes().values() if "secret" in line]
         server.key = "wrong"
@@ -86,7 +86,8 @@ def test_keys_are_demanded_and_are_on_no_command_line(tmp_path: Path) -> None:
 def test_sigterm_drains_within_ten_seconds_and_the_rest_runs_after_a_restart(
     server: Overnight, stub: StubProcess
 ) -> None:
-    quick, slow = lines_of("quick", 30), lines_of("slow", 3, "[[stub latency=60 times=1]]")
+    # prompts run in lexicographic order, so the slow ones are under way while the quick ones pass
+    quick, slow = lines_of("quick", 30), lines_of("a-slow", 3, "[[stub latency=60 times=1]]")
     batch = server.submit([*slow, *quick])
     server.until(batch.id, lambda seen: seen.request_counts.completed >= 10)
     asked_at = time.monotonic()

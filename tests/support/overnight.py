@@ -67,7 +67,7 @@ class Overnight:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            print(self.text)  # pytest shows it with the failure
+            print(self.story)  # pytest shows it with the failure
         self.destroy()
 
     def start(self, *, wait: bool = True, engine: bool = True, within: float = 30.0) -> None:
@@ -110,7 +110,7 @@ class Overnight:
         try:
             eventually_sync(answers, within=within, every=0.05)
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.text}") from None
+            raise AssertionError(f"{error}\n{self.story}") from None
 
     def stop(self, *, within: float = 15.0) -> int:
         """SIGTERM, and the exit code."""
@@ -169,12 +169,17 @@ class Overnight:
         try:
             eventually_sync(lambda: not self.processes(), within=within, every=0.05)
         except AssertionError:
-            raise AssertionError(f"still alive: {self.processes()}\n{self.text}") from None
+            raise AssertionError(f"still alive: {self.processes()}\n{self.story}") from None
 
     @property
     def text(self) -> str:
         """What it has written so far."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    @property
+    def story(self) -> str:
+        """The same without the requests that it logs, for the message of a failed test."""
+        return "\n".join(line for line in self.text.splitlines() if " request request_id=" not in line)
 
     # ---- its API ---------------------------------------------------------------------------------------------------
     @property
@@ -212,7 +217,7 @@ class Overnight:
                     if probe(batch):
                         return batch
                 if time.monotonic() > deadline:
-                    raise AssertionError(f"not within {within} s; last: {batch}\n{self.text}")
+                    raise AssertionError(f"not within {within} s; last: {batch}\n{self.story}")
                 time.sleep(0.05)
 
     def ended(self, batch_id: str, *, within: float = 60.0) -> Any:
