@@ -1,13 +1,16 @@
 """GET and HEAD /v1/files/{id}/content: the very bytes, never compressed, whole or one range, in bounded memory."""
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from server import ranges
 from server.errors import ApiError
+from server.intake import BodyStalled
 from state.objects import ObjectStore
 from state.records import Corrupt, File, NotFound
 
@@ -59,17 +62,38 @@ async def _stream(
         first = await anext(pieces, b"")
     except NotFound as error:
         raise Corrupt(f"the bytes of {file.id} are gone") from error
-    return StreamingResponse(_rest(first, pieces), status, headers)
+    return _Download(first, pieces, status, headers)
 
 
-async def _rest(first: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The pieces, and the end of the reader with them, also when the client goes away in the middle."""
-    try:
-        yield first
-        async for piece in pieces:
-            yield piece
-    finally:
-        close = getattr(pieces, "aclose", None)
-        if close is not None:
-            with contextlib.suppress(RuntimeError):  # already being closed by the event loop
-                await close()
+class _Download(Response):
+    """A body in pieces, each sent when the client has taken the one before.
+
+    Not Starlette's StreamingResponse: when a client goes away, that one cancels again at every further await, and the
+    reader could not even close its file.
+    """
+
+    def __init__(self, first: bytes, rest: AsyncIterator[bytes], status: int, headers: Mapping[str, str]) -> None:
+        super().__init__(status_code=status, headers=headers)
+        self._first, self._rest = first, rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gone = asyncio.create_task(_until_gone(receive), name="download")
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": self._first, "more_body": True})
+            async for piece in self._rest:
+                if gone.done():
+                    return
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            gone.cancel()
+            if isinstance(self._rest, AsyncGenerator):
+                await self._rest.aclose()
+
+
+async def _until_gone(receive: Receive) -> None:
+    """Ends when the client has gone, or stalls in a body that a download does not want."""
+    with contextlib.suppress(BodyStalled):
+        while (await receive())["type"] != "http.disconnect":
+            pass

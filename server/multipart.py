@@ -70,7 +70,7 @@ class FormReader:
         boundary = options.get(b"boundary", b"")
         if not boundary:
             raise _malformed("its Content-Type names no boundary")
-        callbacks: "MultipartCallbacks" = {
+        callbacks: MultipartCallbacks = {
             "on_part_begin": self._part_begins,
             "on_header_field": self._header_name,
             "on_header_value": self._header_value,

@@ -28,8 +28,9 @@ class GuardedProtocol(HttpToolsProtocol):
     _stall: asyncio.TimerHandle | None = None
     #: Whether a header is complete and its body is not.
     _in_body = False
-    #: What has come of the next header so far.
+    #: What has come of the next header so far: raw bytes, and the lines that were parsed.
     _header_bytes = 0
+    _line_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -53,6 +54,16 @@ class GuardedProtocol(HttpToolsProtocol):
 
     # What the parser finds
 
+    def on_message_begin(self) -> None:
+        self._line_bytes = 0
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._line_bytes += len(name) + len(value)
+        if self._line_bytes > LARGEST_HEADER:
+            raise ValueError("the header is too large")  # the parser turns this into a 400, and we that into a 431
+        super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._in_body, self._header_bytes = True, 0
         self._clear_deadline()
@@ -68,7 +79,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._await_header()  # the rest of a body that nobody reads counts as a wait for the next header
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(ApiError(400, msg))
+        self._refuse(_header_too_large() if self._line_bytes > LARGEST_HEADER else ApiError(400, msg))
 
     # Limits
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -99,13 +99,24 @@ class Listening:
     data: Path
     stop: asyncio.Event
     done: "asyncio.Task[None]"
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection("127.0.0.1", self.port)
+        """A bare connection, cut at the end of the test."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.writers.append(writer)
+        return reader, writer
+
+    async def cut(self) -> None:
+        for writer in self.writers:
+            writer.transport.abort()
+        for writer in self.writers:
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
 
 
 @pytest.fixture
@@ -125,9 +136,11 @@ def listening(tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[Liste
         waiting.cancel()
         if task.done():
             await task
+        server = Listening(ports[0], data, stop, task)
         try:
-            yield Listening(ports[0], data, stop, task)
+            yield server
         finally:
+            await server.cut()
             stop.set()
             await task
 
