@@ -69,10 +69,11 @@ def choose_claim(candidates: Sequence[Candidate], at_hand: AtHand, *, enough: in
     return None
 
 
-def _rank(candidate: Candidate, at_hand: AtHand) -> tuple[int, int, float, float, str]:
+def _rank(candidate: Candidate, at_hand: AtHand) -> tuple[int, int, float, float]:
+    """What claims are ordered by; of equals the first goes first, which is the oldest."""
     project = at_hand.by_project.get(candidate.project_id, 0)
     batch = at_hand.by_batch.get(candidate.batch_id, 0)
-    return project, batch, candidate.deadline, candidate.created_at, candidate.batch_id
+    return project, batch, candidate.deadline, candidate.created_at
 
 
 def count_at_hand(open_shards: Sequence[OpenShard]) -> AtHand:

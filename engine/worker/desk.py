@@ -28,7 +28,7 @@ from state.records import LeaseLost
 log = logging.getLogger(__name__)
 
 #: The death of an engine that we run is noticed a little after the calls it broke; so many seconds those are in doubt.
-DEATH_NOTICE_S = 3.0
+DEATH_NOTICE_S = 5.0
 
 #: Seconds over which the rate of requests is measured.
 RATE_SPAN_S = 5.0
