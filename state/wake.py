@@ -8,12 +8,18 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import secrets
 import socket
+import stat
 import tempfile
 from pathlib import Path
 from typing import Literal, Protocol
 
+from state.records import SettingsError
 from state.settings import Settings
+
+#: A Unix socket's path has 107 bytes at most (103 on macOS); the name in the folder needs 28 of them.
+_LONGEST_FOLDER = 75
 
 Topic = Literal["orchestrator", "worker"]
 
@@ -40,19 +46,24 @@ class Waker(Protocol):
 class LocalWaker:
     """Datagram sockets in a folder of mode 0700. `topic` None makes a waker that only notifies."""
 
-    def __init__(self, folder: Path, topic: Topic | None = None) -> None:
+    def __init__(self, folder: Path, topic: Topic | None = None, *, temporary: bool = False) -> None:
+        """`temporary`: the folder goes with the last listener."""
+        self._temporary = temporary
         self._folder = folder
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_private(folder)
         self._out = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._in: socket.socket | None = None
         self._path: Path | None = None
         self._woken = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         if topic is not None:
-            self._path = folder / f"{topic}-{os.getpid()}-{id(self):x}"
+            self._path = folder / f"{topic}-{os.getpid()}-{secrets.token_hex(3)}"
             self._in = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-            self._path.unlink(missing_ok=True)
-            self._in.bind(str(self._path))
+            try:
+                self._in.bind(str(self._path))
+            except FileNotFoundError:  # another one closed just now and took the folder with it
+                _make_private(folder)
+                self._in.bind(str(self._path))
 
     def notify(self, topic: Topic) -> None:
         for path in self._folder.glob(f"{topic}-*"):
@@ -93,7 +104,24 @@ class LocalWaker:
             self._in.close()
         if self._path is not None:
             self._path.unlink(missing_ok=True)
+            if self._temporary:
+                with contextlib.suppress(OSError):  # not empty: others still listen
+                    self._folder.rmdir()
         self._out.close()
+
+
+def _make_private(folder: Path) -> None:
+    """Makes the folder, or checks that the one there is ours alone: in a shared temporary folder it may be another's.
+
+    Raises:
+        SettingsError: it is not.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise SettingsError(
+            f"{folder} belongs to somebody else, or is open to others; remove it or choose another data folder"
+        )
 
 
 class PollingWaker:
@@ -119,7 +147,8 @@ def open_waker(settings: Settings, topic: Topic | None = None) -> Waker:
     if not settings.sqlite:
         return PollingWaker()
     folder = settings.data.absolute() / "run"
-    if len(str(folder)) > 60:
+    deep = len(os.fsencode(folder)) > _LONGEST_FOLDER
+    if deep:
         digest = hashlib.sha256(f"{os.getuid()}:{folder}".encode()).hexdigest()[:16]
         folder = Path(tempfile.gettempdir()) / f"overnight-{digest}"
-    return LocalWaker(folder, topic)
+    return LocalWaker(folder, topic, temporary=deep)

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from state.records import SettingsError
 from state.settings import Settings
 from state.wake import LocalWaker, PollingWaker, open_waker
 
 
 async def test_a_notice_wakes_every_listener_of_its_topic(tmp_path: Path) -> None:
-    first, second = LocalWaker(tmp_path, "worker"), LocalWaker(tmp_path, "worker")
-    other, sender = LocalWaker(tmp_path, "orchestrator"), LocalWaker(tmp_path)
+    first, second = LocalWaker(tmp_path / "run", "worker"), LocalWaker(tmp_path / "run", "worker")
+    other, sender = LocalWaker(tmp_path / "run", "orchestrator"), LocalWaker(tmp_path / "run")
     sender.notify("worker")
     assert await first.wait(5)
     assert await second.wait(5)
@@ -21,7 +22,7 @@ async def test_a_notice_wakes_every_listener_of_its_topic(tmp_path: Path) -> Non
 
 
 async def test_notices_before_the_wait_count_as_one(tmp_path: Path) -> None:
-    listener = LocalWaker(tmp_path, "worker")
+    listener = LocalWaker(tmp_path / "run", "worker")
     for _ in range(1000):  # more than a socket's queue holds: notify neither blocks nor fails
         listener.notify("worker")
     assert await listener.wait(5)
@@ -30,13 +31,28 @@ async def test_notices_before_the_wait_count_as_one(tmp_path: Path) -> None:
 
 
 async def test_a_listener_that_died_is_forgotten(tmp_path: Path) -> None:
-    listener, sender = LocalWaker(tmp_path, "worker"), LocalWaker(tmp_path)
+    listener, sender = LocalWaker(tmp_path / "run", "worker"), LocalWaker(tmp_path / "run")
     listener._in.close()  # as when its process is killed: the socket's file stays
-    assert len(list(tmp_path.iterdir())) == 1
+    assert len(list((tmp_path / "run").iterdir())) == 1
     sender.notify("worker")
-    assert list(tmp_path.iterdir()) == []
+    assert list((tmp_path / "run").iterdir()) == []
     sender.close()
     listener.close()
+
+
+async def test_the_last_listener_takes_a_temporary_folder_with_it(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    first, second = LocalWaker(run, "worker", temporary=True), LocalWaker(run, "orchestrator", temporary=True)
+    first.close()
+    assert run.exists()
+    second.close()
+    assert not run.exists()
+
+
+async def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir(mode=0o755)
+    with pytest.raises(SettingsError, match="open to others"):
+        LocalWaker(tmp_path / "run", "worker")
 
 
 async def test_the_folder_is_private(tmp_path: Path) -> None:
