@@ -54,7 +54,7 @@ STARTED = (
     "cancelled_at",
 )
 
-running = (BatchStatus.IN_PROGRESS,)
+SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=3)
 
 
 @dataclass
@@ -151,6 +151,7 @@ class Ledger(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.folder = Path(tempfile.mkdtemp())
         self.now = NOW
+        self.steps = 0
         self.known: list[Known] = []
         self.leases: list[ShardLease] = []  # every one ever given: the old ones are zombies'
         self.job_leases: list[JobLease] = []
@@ -158,9 +159,10 @@ class Ledger(RuleBasedStateMachine):
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(work)
 
-    @initialize()
-    def open(self) -> None:
+    @initialize(sizes=SIZES)
+    def open(self, sizes: list[int]) -> None:
         self.db = Database.open(self.run(self.fresh()))
+        self.make_running(sizes)
 
     async def fresh(self) -> str:
         """The URL of an empty database. A migrated file is made once and copied."""
@@ -181,6 +183,35 @@ class Ledger(RuleBasedStateMachine):
     def find(self, batch_id: str) -> Known:
         return next(known for known in self.known if known.id == batch_id)
 
+    def now_and_then(self) -> bool:
+        """Keeps some rules rare, as little else would ever happen else."""
+        return self.steps % 4 == 0
+
+    def unfinished(self) -> bool:
+        return self.now_and_then() and any(known.status not in TERMINAL for known in self.known)
+
+    def open_jobs(self) -> dict[tuple[str, JobKind], Work]:
+        found = {(known.id, JobKind.PLAN): known.plan for known in self.known}
+        found |= {(known.id, JobKind.FINISH): known.finish for known in self.known if known.finish}
+        return {key: work for key, work in found.items() if work.state is not WorkState.CLOSED}
+
+    def free_shards(self) -> list[tuple[Known, int]]:
+        return [
+            (known, number)
+            for known in self.known
+            if known.workable
+            for number, shard in enumerate(known.shards)
+            if shard.claimable(self.now, GRACE)
+        ]
+
+    def live(self) -> list[int]:
+        """Which of the leases are still good."""
+        return [
+            at
+            for at, lease in enumerate(self.leases)
+            if self.find(lease.batch_id).shards[lease.number].held_under(lease.epoch)
+        ]
+
     # Time
 
     @rule(seconds=st.sampled_from([1.0, TTL / 2, TTL + 1, TTL + GRACE + 1, 700.0]))
@@ -200,7 +231,15 @@ class Ledger(RuleBasedStateMachine):
         batch = self.run(create(self.db, now=self.now))
         self.known.append(Known(batch.id))
 
-    @precondition(lambda self: self.known)
+    @precondition(lambda self: len(self.known) < 3 and not self.open_jobs())
+    @rule(sizes=SIZES)
+    def make_running(self, sizes: list[int]) -> None:
+        """As the three steps would one by one; but most of what matters comes after them."""
+        self.create()
+        self.take_job()
+        self.end_job(self.job_leases[-1], sizes, "key")
+
+    @precondition(lambda self: self.unfinished())
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         known = data.draw(st.sampled_from(self.known))
@@ -215,7 +254,7 @@ class Ledger(RuleBasedStateMachine):
             if known.stop_reason is None:
                 known.stop_reason, known.stopped_at = StopReason.CANCELLED, self.now
 
-    @precondition(lambda self: self.known)
+    @precondition(lambda self: self.unfinished())
     @rule(data=st.data())
     def expire(self, data: st.DataObject) -> None:
         known = data.draw(st.sampled_from(self.known))
@@ -256,11 +295,11 @@ class Ledger(RuleBasedStateMachine):
 
     # Jobs
 
+    @precondition(lambda self: self.open_jobs())
     @rule()
     def take_job(self) -> None:
         job = self.run(jobs.claim(self.db, holder="orchestrator", now=self.now, ttl=TTL))
-        open_jobs = {(known.id, JobKind.PLAN): known.plan for known in self.known}
-        open_jobs |= {(known.id, JobKind.FINISH): known.finish for known in self.known if known.finish}
+        open_jobs = self.open_jobs()
         free = {key for key, work in open_jobs.items() if work.claimable(self.now, 0.0)}
         assert (job is not None) == bool(free)
         if job is not None:
@@ -270,20 +309,24 @@ class Ledger(RuleBasedStateMachine):
             assert job.epoch == work.epoch
             self.job_leases.append(job)
 
-    @precondition(lambda self: any(job.kind is JobKind.PLAN for job in self.job_leases))
-    @rule(data=st.data(), sizes=st.lists(st.integers(1, 4), min_size=1, max_size=3), refuse=st.sampled_from([0, 0, 1]))
-    def end_plan(self, data: st.DataObject, sizes: list[int], refuse: int) -> None:
-        job = data.draw(st.sampled_from([job for job in self.job_leases if job.kind is JobKind.PLAN]))
+    @precondition(lambda self: self.now_and_then() and any(job.kind is JobKind.PLAN for job in self.job_leases))
+    @rule(data=st.data(), sizes=st.one_of(st.none(), SIZES), key=st.sampled_from("ab"))
+    def end_plan(self, data: st.DataObject, sizes: list[int] | None, key: str) -> None:
+        """By whoever ever held it; `sizes` None refuses the batch."""
+        plans = [job for job in self.job_leases if job.kind is JobKind.PLAN]
+        self.end_job(data.draw(st.sampled_from(plans)), sizes, key)
+
+    def end_job(self, job: JobLease, sizes: list[int] | None, key: str) -> None:
         known = self.find(job.batch_id)
         end = (
             batches.refused(self.db, job=job, faults=[Fault("empty_file", "nothing")], now=self.now)
-            if refuse
+            if sizes is None
             else batches.planned(
                 self.db,
                 job=job,
                 model_root=MODEL,
                 shards=cut(job.batch_id, sizes),
-                index_key=f"{job.id}/{job.epoch}/{len(self.job_leases)}/{self.now}/{data.draw(st.integers(0))}",
+                index_key=f"{job.id}/{job.epoch}/{key}",
                 total=sum(sizes),
                 now=self.now,
             )
@@ -298,17 +341,29 @@ class Ledger(RuleBasedStateMachine):
         known.plan.state = WorkState.CLOSED
         validating = known.status is BatchStatus.VALIDATING
         assert self.run(end) == validating
-        if validating and refuse:
+        if validating and sizes is None:
             known.status = BatchStatus.FAILED
-        elif validating:
+        elif validating and sizes is not None:
             known.status = BatchStatus.IN_PROGRESS
             known.shards = [Shard(requests=size) for size in sizes]
 
     @precondition(lambda self: any(job.kind is JobKind.FINISH for job in self.job_leases))
     @rule(data=st.data())
     def end_finish(self, data: st.DataObject) -> None:
+        """By whoever ever held it."""
+        self.end_one(data.draw(st.sampled_from([job for job in self.job_leases if job.kind is JobKind.FINISH])))
+
+    @precondition(lambda self: any(kind is JobKind.FINISH for _, kind in self.open_jobs()))
+    @rule()
+    def finish_up(self) -> None:
+        before = len(self.job_leases)
+        self.take_job()
+        for job in self.job_leases[before:]:
+            if job.kind is JobKind.FINISH:
+                self.end_one(job)
+
+    def end_one(self, job: JobLease) -> None:
         """Finishes, or sends back what has holes (invariant 1)."""
-        job = data.draw(st.sampled_from([job for job in self.job_leases if job.kind is JobKind.FINISH]))
         known = self.find(job.batch_id)
         assert known.finish is not None
         mine = known.finish.held_under(job.epoch)
@@ -350,15 +405,10 @@ class Ledger(RuleBasedStateMachine):
 
     # Shards
 
+    @precondition(lambda self: any(known.workable and known.open for known in self.known))
     @rule(worker=st.sampled_from(WORKERS))
     def claim(self, worker: str) -> None:
-        free = [
-            (known, number)
-            for known in self.known
-            if known.workable
-            for number, shard in enumerate(known.shards)
-            if shard.claimable(self.now, GRACE)
-        ]
+        free = self.free_shards()
         lease = self.run(shards.claim(self.db, worker_id=worker, models=[MODEL], now=self.now, ttl=TTL, grace=GRACE))
         if not free:
             assert lease is None
@@ -374,15 +424,30 @@ class Ledger(RuleBasedStateMachine):
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), close=st.booleans())
-    def append(self, data: st.DataObject, close: bool) -> None:
+    def append_by_anybody(self, data: st.DataObject, close: bool) -> None:
         """By whoever ever held a lease: the zombies are refused (invariant 4)."""
         at = data.draw(st.integers(0, len(self.leases) - 1))
+        self.append(at, data.draw(st.sets(st.integers(0, 3), min_size=1)), data.draw(st.integers(0, 4)), close)
+
+    @precondition(lambda self: self.live())
+    @rule(data=st.data(), places=st.sets(st.integers(0, 3), min_size=1), failed=st.integers(0, 2), close=st.booleans())
+    def append_by_an_owner(self, data: st.DataObject, places: set[int], failed: int, close: bool) -> None:
+        self.append(data.draw(st.sampled_from(self.live())), places, failed, close)
+
+    @precondition(lambda self: self.live() or self.free_shards())
+    @rule(worker=st.sampled_from(WORKERS), failed=st.integers(0, 2))
+    def run_out(self, worker: str, failed: int) -> None:
+        """A worker answers all that is left of a shard, and closes it."""
+        if self.free_shards():
+            self.claim(worker)
+        self.append(self.live()[-1], {0, 1, 2, 3}, failed, close=True)
+
+    def append(self, at: int, wanted: set[int], failed: int, close: bool) -> None:
         lease = self.leases[at]
         shard = self.find(lease.batch_id).shards[lease.number]
         mine = shard.held_under(lease.epoch)
-        missing = sorted(set(range(shard.requests)) - shard.answered) if mine else [0]
-        places = data.draw(st.sets(st.sampled_from(missing), min_size=1)) if missing else set()
-        failed = data.draw(st.integers(0, len(places)))
+        places = (wanted & set(range(shard.requests))) - (shard.answered if mine else set())
+        failed = min(failed, len(places))
         made = segment(lease, *places)
         tally = Tally(completed=len(places) - failed, failed=failed)
         send = shards.append(self.db, lease=lease, segment=made, tally=tally, close=close, now=self.now)
@@ -430,7 +495,7 @@ class Ledger(RuleBasedStateMachine):
             with pytest.raises(LeaseLost):
                 self.run(give_back)
 
-    @precondition(lambda self: self.leases)
+    @precondition(lambda self: self.live())
     @rule(worker=st.sampled_from(WORKERS))
     def renew(self, worker: str) -> None:
         """However late (ledger rule 6)."""
@@ -448,6 +513,7 @@ class Ledger(RuleBasedStateMachine):
         for batch_id, number in held:
             self.find(batch_id).shards[number].until = self.now + TTL
 
+    @precondition(lambda self: self.live())
     @rule(worker=st.sampled_from(WORKERS))
     def a_worker_dies(self, worker: str) -> None:
         self.run(shards.expire_leases(self.db, holder=worker))
@@ -460,6 +526,7 @@ class Ledger(RuleBasedStateMachine):
 
     @invariant()
     def the_database_says_what_the_model_says(self) -> None:
+        self.steps += 1
         if not hasattr(self, "db"):
             return
         page = self.run(batches.page(self.db, project_id=PROJECT, limit=10, after=None))
