@@ -23,12 +23,12 @@ from state.shards import Candidate
 
 log = logging.getLogger(__name__)
 
-#: Most shards and most bytes of requests a worker holds open.
+#: Most shards and most bytes of requests a worker holds open; for a project that has nothing open, twice as many.
 MOST_SHARDS = 128
 MOST_BYTES = 128 * 1024 * 1024
 
-#: Batches that are opened beyond what is needed to keep the engine busy.
-BREADTH = 16
+#: So many batches are open beside one another even if there are requests enough to keep the engine busy.
+BREADTH = 64
 
 #: Seconds a shard is left alone whose object cannot be read.
 UNREADABLE_PAUSE_S = 30.0
@@ -56,24 +56,25 @@ def choose_claim(candidates: Sequence[Candidate], at_hand: AtHand, *, enough: in
     """The batch to claim a shard of, None if what is at hand suffices.
 
     Projects with the least at hand go first, then the earliest deadline, then the oldest batch. Below `enough` requests
-    anything is welcome; above, only a batch that has nothing here to send.
+    anything is welcome; above, only a batch that has nothing here to send, and that of a project without any always.
     """
-    if at_hand.shards >= MOST_SHARDS or at_hand.bytes >= MOST_BYTES:
+    best = min(candidates, key=lambda c: _rank(c, at_hand), default=None)
+    if best is None:
         return None
-    fresh = [c for c in candidates if not at_hand.by_batch.get(c.batch_id)]
+    lonely = not at_hand.by_project.get(best.project_id)
+    room = 2 if lonely else 1
+    if at_hand.shards >= room * MOST_SHARDS or at_hand.bytes >= room * MOST_BYTES:
+        return None
+    fresh = not at_hand.by_batch.get(best.batch_id)
     hungry = at_hand.requests < enough
-    if fresh and (hungry or len(at_hand.by_batch) < BREADTH):
-        return min(fresh, key=lambda c: _rank(c, at_hand))
-    if hungry and candidates:
-        return min(candidates, key=lambda c: _rank(c, at_hand))
-    return None
+    return best if hungry or lonely or (fresh and len(at_hand.by_batch) < BREADTH) else None
 
 
-def _rank(candidate: Candidate, at_hand: AtHand) -> tuple[int, int, float, float]:
+def _rank(candidate: Candidate, at_hand: AtHand) -> tuple[bool, bool, int, int, float, float]:
     """What claims are ordered by; of equals the first goes first, which is the oldest."""
     project = at_hand.by_project.get(candidate.project_id, 0)
     batch = at_hand.by_batch.get(candidate.batch_id, 0)
-    return project, batch, candidate.deadline, candidate.created_at
+    return project > 0, batch > 0, project, batch, candidate.deadline, candidate.created_at
 
 
 def count_at_hand(open_shards: Sequence[OpenShard]) -> AtHand:

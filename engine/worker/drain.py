@@ -16,7 +16,7 @@ from engine.worker.worker import Worker
 log = logging.getLogger(__name__)
 
 #: Seconds for requests in flight, for the last commits, and for giving shards back.
-LANDING_S, COMMIT_S, RETURN_S = 4.5, 2.0, 1.0
+LANDING_S, COMMIT_S, RETURN_S = 4.0, 1.5, 1.0
 
 
 async def drain(worker: Worker, backend: Backend) -> None:
@@ -28,13 +28,20 @@ async def drain(worker: Worker, backend: Backend) -> None:
     await worker.feed.close()
     await worker.triage.close()
     ending = asyncio.create_task(backend.close(), name="engine's end")
+    try:
+        await _settle(worker)
+    finally:
+        await ending  # invariant 15
+
+
+async def _settle(worker: Worker) -> None:
+    """Commits what is finished and gives the shards back."""
     shards = list(worker.shards.values())
     await until(lambda: _all(worker.committer.flush(shard) for shard in shards), COMMIT_S)
     await until(lambda: _all(_return(worker, shard) for shard in shards), RETURN_S)
     for shard in shards:
         if shard.committing is not None:
             shard.committing.cancel()
-    await ending
 
 
 async def until(step: Callable[[], Awaitable[None]], seconds: float) -> None:

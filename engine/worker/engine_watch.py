@@ -61,7 +61,7 @@ class EngineWatch:
         while True:
             await self._start()
             death = asyncio.create_task(self._backend.died(), name="death")
-            await self._learn()
+            await self._learn_at_last()
             self._say(Status("ready", None, tuple(m.root for m in self._served)))
             self._up()
             reason = await self._until(death)
@@ -82,7 +82,7 @@ class EngineWatch:
                 failures += 1
                 if failures == 1:
                     log.warning("the engine does not answer, trying again: %s", error)
-                self._say(Status("starting", str(error), self.status.models))
+                self._say(Status("failing", str(error), self.status.models))
                 await asyncio.sleep(pause(failures, None))
             else:
                 return
@@ -100,13 +100,19 @@ class EngineWatch:
         finally:
             death.cancel()
 
-    async def _learn(self) -> None:
-        """Asks what is served, and makes it known. An engine that does not say now may say later."""
+    async def _learn_at_last(self) -> None:
+        failures = 0
+        while not await self._learn():
+            failures += 1
+            await asyncio.sleep(pause(failures, None))
+
+    async def _learn(self) -> bool:
+        """Asks what is served, and makes it known; False if the engine does not say now."""
         try:
             served = await self._backend.models()
         except EngineError as error:
             log.debug("the engine does not say which models it serves: %s", error)
-            return
+            return False
         self._served = served
         self._known(served)
         rows = rows_of(served, now=self._clock.wall())
@@ -119,4 +125,4 @@ class EngineWatch:
                 log.warning("models could not be registered: %s", error)
                 await asyncio.sleep(pause(failures, None))
             else:
-                return
+                return True

@@ -34,10 +34,10 @@ IN_FLIGHT = 64
 TEND_S = 0.05
 
 #: Seconds the heartbeat's thread and the row in `workers` may take to go.
-FAREWELL_S = 1.0
+FAREWELL_S = 0.7
 
 #: Seconds that a claim under way may take to end.
-LAST_CLAIM_S = 1.5
+LAST_CLAIM_S = 1.0
 
 
 async def run(settings: Settings, *, worker_id: str, upstream: str | None, stop: asyncio.Event) -> None:

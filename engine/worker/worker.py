@@ -34,6 +34,9 @@ IDLE_S = 30.0
 #: Seconds for which its batch is then left to other workers.
 SHUN_S = 5.0
 
+#: How many times the limit of what is in flight is kept at hand.
+AHEAD = 3
+
 #: A lane that no request has: only a failure of the whole engine stops it.
 NO_LANE = Lane("", "")
 
@@ -123,8 +126,8 @@ class Worker:
 
     @property
     def enough(self) -> int:
-        """Requests to have at hand: twice what may be in flight, or what half a second takes."""
-        return max(2 * self._throttle.limit, int(self.desk.scheduler.rate / 2))
+        """Requests to have at hand: a few times what may be in flight, or what half a second takes."""
+        return max(AHEAD * self._throttle.limit, int(self.desk.scheduler.rate / 2))
 
     @property
     def wants_more(self) -> bool:

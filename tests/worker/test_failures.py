@@ -70,10 +70,10 @@ async def test_an_engine_that_is_down_at_the_start_is_waited_for(farm: Farm, stu
     batch = await farm.plan(["a"])
     async with farm.worker(upstream=stub.url):
 
-        async def starting() -> bool:
-            return await farm.worker_state() == "starting"
+        async def failing() -> bool:
+            return await farm.worker_state() == "failing"
 
-        await eventually(starting)
+        await eventually(failing)
         await stub.set_mode("ok")
         await eventually(lambda: farm.ended(batch))
 
