@@ -7,12 +7,14 @@ closes, the role is asked to stop, and if it does not the process exits hard aft
 import asyncio
 import logging
 import os
+import select
 import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 from server import logs
@@ -27,6 +29,9 @@ FAILED = 70
 
 #: A role that was asked to stop and has not after so many seconds is ended.
 LAST_S = 12.0
+
+#: How often a child tells its supervisor that it lives, in seconds.
+SIGN_OF_LIFE_S = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -47,13 +52,16 @@ class Lifeline:
             log.debug("the supervisor is gone")  # the watch says the rest
 
     def watch(self, ended: Callable[[], None]) -> None:
-        """Calls `ended` from a thread of its own when the supervisor is gone."""
+        """Gives signs of life, and calls `ended` when the supervisor is gone, both from a thread of its own."""
         threading.Thread(target=self._watch, args=(ended,), name="lifeline", daemon=True).start()
 
     def _watch(self, ended: Callable[[], None]) -> None:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
         try:
-            while self._socket.recv(16):
-                pass
+            while not poll.poll(SIGN_OF_LIFE_S * 1000) or self._socket.recv(16):
+                with suppress(BlockingIOError):  # a supervisor that is stopped does not read
+                    self._socket.send(b".", socket.MSG_DONTWAIT)
         except OSError:
             pass
         ended()

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from server import folder, logs
 from server.supervise import Role, Supervisor
+from server.unblock import keep_writable
 from state import jobs, shards, workers
 from state.database import Database, upgrade
 from state.records import OvernightError, Unavailable
@@ -68,13 +69,23 @@ async def _run(plan: Plan, kept: tuple[int, ...]) -> int:
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, lambda: _told_to_stop(supervisor))
-        well = await supervisor.run()
+        well = await _supervised(plan, supervisor)
     finally:
         await announcer.close()
         await database.close()
         if plan.sole:
             folder.remove_pids(settings.data)
     return 0 if well else 1
+
+
+async def _supervised(plan: Plan, supervisor: Supervisor) -> bool:
+    if not plan.sole or plan.settings.database_url:
+        return await supervisor.run()
+    watch = asyncio.create_task(keep_writable(plan.settings.data / "overnight.db", supervisor))
+    try:
+        return await supervisor.run()
+    finally:
+        watch.cancel()
 
 
 async def migrate(settings: Settings) -> None:

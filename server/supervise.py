@@ -49,6 +49,8 @@ class Child:
     role: Role
     holder: str
     process: asyncio.subprocess.Process
+    heard: float
+    """When it last gave a sign of life, on the loop's clock."""
     lifeline: asyncio.Task[None] | None = None
 
 
@@ -90,6 +92,14 @@ class Supervisor:
         if self._stop.is_set():
             self._kill.set()
         self._stop.set()
+
+    def end_silent(self, seconds: float) -> None:
+        """Kills the children that have given no sign of life for so long: stopped, or stuck in the kernel."""
+        now = asyncio.get_running_loop().time()
+        for child in self._children.values():
+            if now - child.heard > seconds:
+                log.warning("killing %s, which is stopped and keeps the others from working", child.role.name)
+                _signal(child, signal.SIGKILL)
 
     async def run(self) -> bool:
         """Runs until stopped; False if a child could not work as configured (it has said why)."""
@@ -141,7 +151,7 @@ class Supervisor:
                 stdout=sys.stderr.fileno(),
                 start_new_session=True,  # Ctrl-C is the supervisor's to hear, and to pass on in order
             )
-        child = Child(role, holder, process)
+        child = Child(role, holder, process, asyncio.get_running_loop().time())
         self._children[role.name] = child
         self._tell_pids()
         if self._stop.is_set():  # told to stop while starting: after `_end_all` has signalled the others
@@ -155,6 +165,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         with ours, suppress(ConnectionError):
             while said := await loop.sock_recv(ours, 64):
+                child.heard = loop.time()
                 if b"ready" in said:
                     self._note_ready(child.role.name)
 

@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 
+from server.unblock import is_locked
 from tests.processes.books import assert_balanced, lines_of
 from tests.support.overnight import Overnight
 from tests.support.stub_process import StubProcess
@@ -58,6 +59,26 @@ def test_a_stopped_worker_cannot_hold_up_a_cancelled_batch(stub: StubProcess, tm
         more = lines_of("more", 4)
         assert server.ended(server.submit(more).id).status == "completed"
         assert server.batch(batch.id) == ended
+
+
+def test_a_worker_frozen_in_the_middle_of_a_commit_cannot_hold_up_a_cancelled_batch(
+    stub: StubProcess, tmp_path: Path
+) -> None:
+    with Overnight(tmp_path, upstreams=[stub.url], max_in_flight=8, segment_interval=0.0, segment_lines=1) as server:
+        lines = lines_of("frozen", 400)
+        batch = server.submit(lines)
+        server.until(batch.id, lambda seen: seen.request_counts.completed >= 4)
+        frozen = server.pids()["worker"]
+        for _ in range(200):
+            server.kill("worker", number=signal.SIGSTOP)
+            if is_locked(server.data / "overnight.db", 0.1):
+                break
+            server.kill("worker", number=signal.SIGCONT)
+        server.replaced("worker", frozen, within=40)
+        server.client.batches.cancel(batch.id)
+        ended = server.ended(batch.id, within=30)  # invariant 7
+        assert ended.status in ("cancelled", "completed")
+        assert_balanced(server, ended, lines)
 
 
 def test_a_window_that_closes_keeps_what_is_finished(server: Overnight) -> None:
