@@ -152,6 +152,12 @@ def test_a_request_that_alone_is_always_refused_stops_the_others_at_first_and_th
     assert (last.ending.status, last.settled) == (status, False)
 
 
+def test_a_request_that_an_idle_engine_always_refuses_ends_with_the_canary_as_the_only_other() -> None:
+    verdicts, last = _refused(503, answers=1, others_refused=0, most=100)
+    assert len(verdicts) == MOST_ALONE + 1
+    assert isinstance(last, Done)
+
+
 def test_a_rate_limit_that_turns_away_many_never_costs_a_request_its_answer() -> None:
     _, last = _refused(429, answers=1, others_refused=10, most=1000)
     assert isinstance(last, EngineFailure)
