@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # The demo's data, and the engine's environment: shared by demo, serve and the tests with the real engine.
 DEMO := $(CURDIR)/.demo
+export OVERNIGHT_ENGINE_HOME ?= $(DEMO)/engine
 
 .PHONY: help setup engine check test demo serve format clean
 
@@ -20,7 +21,7 @@ $(VENV)/.ready: pyproject.toml
 setup: $(VENV)/.ready ## the environment in .venv, with Overnight installed
 
 engine: setup ## the environment of vLLM for the CPU, and the demo model, in .demo
-	@$(BIN)/overnight engine install --cpu --data $(DEMO)
+	@$(BIN)/overnight engine install --cpu >/dev/null
 
 demo: engine ## a server with a real model, 40 requests through the openai SDK, the answers
 	@$(BIN)/python examples/run_demo.py

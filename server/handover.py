@@ -1,14 +1,14 @@
 """How a supervisor tells a child what it is: by the environment, never on the command line, where others can read it.
 
-One variable holds the whole of the settings as JSON, so that no list has to survive being joined with commas, and no
-`OVERNIGHT_*` variable of the parent is needed: they are taken out, and the engine never inherits a key (invariant 15 has
-its own line here: the lifeline's descriptor).
+One variable holds the whole of the settings as JSON, so that no list has to survive being joined with commas. The
+variables of the settings themselves are taken out, and a child takes this one out as it reads it: so an engine never
+inherits a key. The orders also name the descriptor of the lifeline, by which a child notices its parent's end (invariant 15).
 """
 
 import json
 import os
 from collections.abc import Mapping, MutableMapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,13 @@ class Orders:
 
 
 def environment(orders: Orders, environ: Mapping[str, str]) -> dict[str, str]:
-    """The child's environment: the parent's without Overnight's variables, and the orders."""
+    """The child's environment: the parent's without the settings' variables, and the orders."""
     packed = asdict(orders)
     packed["settings"] = {
         name: str(value) if isinstance(value, Path) else value for name, value in packed["settings"].items()
     }
-    kept = {name: value for name, value in environ.items() if not name.startswith(PREFIX)}
+    told = {f"{PREFIX}{item.name.upper()}" for item in fields(Settings)} | {f"{PREFIX}CONFIG"}
+    kept = {name: value for name, value in environ.items() if name not in told}
     return {**kept, VARIABLE: json.dumps(packed)}
 
 

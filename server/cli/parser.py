@@ -170,6 +170,7 @@ def _add_engine(commands: Any) -> None:
     which.add_argument("--cpu", action="store_true", help="vLLM for CPUs, and the demo model")
     which.add_argument("--gpu", action="store_true", help="vLLM as it comes, for CUDA")
     install.add_argument("--data", type=Path, metavar="DIR", help="data folder, in which the environment lies")
+    install.add_argument("--engine-python", metavar="PATH", help="python that makes the environment (default: ours)")
 
 
 def _client(commands: Any, name: str, run: str, summary: str, example: str = "") -> Any:

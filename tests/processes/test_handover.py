@@ -28,11 +28,12 @@ def test_orders_arrive_as_they_were_given(orders: Orders) -> None:
     assert orders_from(environment(orders, {})) == orders
 
 
-def test_the_childs_environment_holds_none_of_our_variables_but_one(orders: Orders) -> None:
-    told = environment(orders, {"PATH": "/bin", "OVERNIGHT_API_KEYS": "sk-one", "OVERNIGHT_PORT": "1"})
-    assert set(told) == {"PATH", VARIABLE}
+def test_the_childs_environment_holds_no_setting_but_in_the_orders(orders: Orders) -> None:
+    given = {"PATH": "/bin", "OVERNIGHT_API_KEYS": "sk-one", "OVERNIGHT_CONFIG": "x", "OVERNIGHT_ENGINE_HOME": "/e"}
+    told = environment(orders, given)
+    assert set(told) == {"PATH", "OVERNIGHT_ENGINE_HOME", VARIABLE}
     orders_from(told)
-    assert set(told) == {"PATH"}  # and the child's own children inherit none
+    assert set(told) == {"PATH", "OVERNIGHT_ENGINE_HOME"}  # and the child's own children inherit none
 
 
 def test_descriptors_are_not_passed_on(orders: Orders) -> None:

@@ -91,8 +91,9 @@ class Overnight:
     def environment(self) -> dict[str, str]:
         """What the server gets; also for commands that are to be found by `processes`."""
         told = {f"OVERNIGHT_{name.upper()}": _as_variable(value) for name, value in self._settings.items()}
+        kept = {name: value for name, value in os.environ.items() if name == "OVERNIGHT_ENGINE_HOME"}
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("OVERNIGHT_", "OPENAI_"))}
-        return {**clean, **told, MARK: self.mark, **self._environ}
+        return {**clean, **kept, **told, MARK: self.mark, **self._environ}
 
     def ready(self, *, engine: bool = True, within: float = 30.0) -> None:
         """Waits until the server answers (and its engine can take work); fails at once if `serve` has ended."""
