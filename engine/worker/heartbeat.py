@@ -64,11 +64,13 @@ class Heartbeat:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._nudged = asyncio.Event()
         self._over = False
+        self._ended: asyncio.Future[None] | None = None
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
         """Begins to beat; `heard` is called on the loop that is running now."""
         self._home = asyncio.get_running_loop()
+        self._ended = self._home.create_future()
         self._thread.start()
 
     def nudge(self) -> None:
@@ -82,8 +84,8 @@ class Heartbeat:
         """Ends the thread after its present beat. The leases stay as they are."""
         self._over = True
         self.nudge()
-        if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join)
+        if self._ended is not None:
+            await asyncio.shield(self._ended)
 
     async def beat(self, database: Database) -> None:
         """Renews every lease that is held, and publishes the worker's state when it has changed or is getting old.
@@ -121,12 +123,22 @@ class Heartbeat:
         self._published, self._published_at = status, now
 
     def _tell(self, asked: Mapping[Key, int], renewal: Renewal) -> None:
+        self._at_home(lambda: self._heard(asked, renewal))
+
+    def _at_home(self, step: Callable[[], None]) -> None:
         if self._home is not None:
             with contextlib.suppress(RuntimeError):  # the worker has ended meanwhile
-                self._home.call_soon_threadsafe(self._heard, asked, renewal)
+                self._home.call_soon_threadsafe(step)
 
     def _run(self) -> None:
-        asyncio.run(self._beat_on())
+        try:
+            asyncio.run(self._beat_on())
+        finally:
+            self._at_home(self._say_ended)
+
+    def _say_ended(self) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
 
     async def _beat_on(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -1,8 +1,12 @@
 """Engines that fail, requests that fail, and what that costs whom."""
 
+import asyncio
+
 import pytest
 
-from engine.worker import retry
+from engine.backends.echo import EchoEngine
+from engine.backends.protocol import EngineMisconfigured
+from engine.worker import retry, role
 from tests.support.stub import Stub, chat
 from tests.support.waiting import eventually
 from tests.worker.farm import Farm
@@ -76,6 +80,23 @@ async def test_an_engine_that_is_down_at_the_start_is_waited_for(farm: Farm, stu
         await eventually(failing)
         await stub.set_mode("ok")
         await eventually(lambda: farm.ended(batch))
+
+
+async def test_a_worker_whose_engine_never_answered_ends_when_told(farm: Farm, stub: Stub) -> None:
+    await stub.set_mode("down")
+    async with farm.worker(upstream=stub.url):
+        await eventually(lambda: farm.worker_state())
+    assert await farm.worker_state() is None
+
+
+async def test_an_engine_that_is_misconfigured_ends_the_worker(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start(self: EchoEngine) -> None:
+        raise EngineMisconfigured("no such model", ("the last line",))
+
+    monkeypatch.setattr(EchoEngine, "start", start)
+    farm.tell(engine="echo")
+    with pytest.raises(EngineMisconfigured, match="no such model"):
+        await role.run(farm.settings, worker_id="worker-1", upstream=None, stop=asyncio.Event())
 
 
 async def test_a_rate_limit_is_obeyed_and_costs_nothing(farm: Farm, stub: Stub) -> None:

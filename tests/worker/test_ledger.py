@@ -206,3 +206,15 @@ async def test_a_request_that_lands_while_the_worker_stops_is_kept(
         await eventually(lambda: stub.in_flight == 1)
     assert sorted(await farm.lines(batch)) == [0]
     assert await farm.ended(batch)
+
+
+async def test_a_worker_that_cannot_commit_ends_all_the_same_and_leaves_its_lease_to_run_out(
+    farm: Farm, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.worker.drain.COMMIT_S", 0.2)
+    monkeypatch.setattr(commit.shards, "append", failing_first(shards.append, [Unavailable("away")] * 1000))
+    batch = await farm.plan(["a"])
+    async with farm.worker(upstream=stub.url):
+        await eventually(lambda: stub.calls == 1 and stub.in_flight == 0)
+    assert await farm.segments(batch) == []
+    assert [s.state for s in await shards.shard_list(farm.db, batch_id=batch)] == ["leased"]
