@@ -117,6 +117,7 @@ def _config(app: Starlette, settings: Settings) -> uvicorn.Config:
         ws="none",
         lifespan="off",
         log_config=None,
+        log_level="error",  # it warns of every malformed request, and a stranger shall not fill the log
         access_log=False,
         server_header=False,
         proxy_headers=False,

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import logging
 import socket
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -14,7 +13,7 @@ import httpx
 import pytest
 
 from server.listen import bind, serve
-from server.protocol import LARGEST_HEADER
+from server.protocol import LARGEST_HEADER, GuardedProtocol
 from state import files
 from state.database import Database
 from state.records import SettingsError
@@ -222,6 +221,19 @@ async def test_a_slow_reader_keeps_nobody_waiting(listening: Listen) -> None:
         assert (await client.get(path)).content == content
 
 
+async def test_a_reader_that_takes_nothing_is_cut_off(listening: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GuardedProtocol, "unread_timeout", 0.3)
+    async with listening() as server, httpx.AsyncClient(base_url=server.url) as client:
+        content = LINE * 300_000
+        reply = await client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", content)})
+        reader, writer = await server.connect()
+        writer.write(f"GET /v1/files/{reply.json()['id']}/content HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        await reader.readexactly(1)
+        await eventually(lambda: _requests_under_way() == 0)
+        with pytest.raises(asyncio.IncompleteReadError):
+            await reader.readexactly(len(content))
+
+
 async def test_a_download_is_resumed_by_a_range(listening: Listen) -> None:
     async with listening() as server, httpx.AsyncClient(base_url=server.url) as client:
         content = LINE * 50_000
@@ -278,8 +290,7 @@ async def test_stopping_lets_a_request_under_way_finish(listening: Listen) -> No
         assert (status, told["status"]) == (200, "processed")
 
 
-async def test_stopping_waits_no_longer_than_it_is_told(listening: Listen, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL, logger="uvicorn.error")
+async def test_stopping_waits_no_longer_than_it_is_told(listening: Listen) -> None:
     async with listening(shutdown_timeout=0.5) as server:
         _, writer = await server.connect()
         writer.write(upload_head(10_000_000, port=server.port) + FORM + LINE * 10_000)
