@@ -16,6 +16,17 @@ from tests.support.waiting import eventually_sync
 
 pytestmark = pytest.mark.processes
 
+
+@pytest.fixture
+def stub(shared_stub: StubProcess) -> StubProcess:
+    return shared_stub
+
+
+@pytest.fixture
+def server(shared_server: Overnight) -> Overnight:
+    return shared_server
+
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

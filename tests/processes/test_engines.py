@@ -13,6 +13,16 @@ from tests.support.waiting import eventually_sync
 pytestmark = pytest.mark.processes
 
 
+@pytest.fixture
+def stub(shared_stub: StubProcess) -> StubProcess:
+    return shared_stub
+
+
+@pytest.fixture
+def server(shared_server: Overnight) -> Overnight:
+    return shared_server
+
+
 @pytest.mark.parametrize("mode", ["down", "unauthorized", "status:503"])
 def test_a_failing_upstream_costs_no_line(mode: str, server: Overnight, stub: StubProcess) -> None:
     lines = lines_of(mode, 40)

@@ -18,6 +18,16 @@ from tests.support.stub_process import StubProcess
 pytestmark = pytest.mark.processes
 
 
+@pytest.fixture
+def stub(shared_stub: StubProcess) -> StubProcess:
+    return shared_stub
+
+
+@pytest.fixture
+def server(shared_server: Overnight) -> Overnight:
+    return shared_server
+
+
 def test_cancelling_at_any_moment_keeps_what_is_finished(server: Overnight) -> None:
     chance = random.Random(7)
     batches = []

@@ -19,6 +19,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -122,6 +123,7 @@ class Overnight:
 
     def destroy(self) -> None:
         """Ends everything that is left, by whatever means; for the end of a test."""
+        self.client.close()
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -187,7 +189,7 @@ class Overnight:
     def base_url(self) -> str:
         return f"http://127.0.0.1:{self.port}/v1"
 
-    @property
+    @cached_property
     def client(self) -> openai.OpenAI:
         """The official SDK, which tries again by itself while the api restarts."""
         return openai.OpenAI(base_url=self.base_url, api_key=self.key, max_retries=8)
@@ -195,31 +197,28 @@ class Overnight:
     def submit(self, lines: Iterable[Any], *, endpoint: str = "/v1/chat/completions", window: str = "24h") -> Any:
         """Uploads the lines (objects, or bytes as they are) and starts a batch."""
         data = b"".join(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n" for line in lines)
-        with self.client as client:
-            file = client.files.create(file=("input.jsonl", data), purpose="batch")
-            return client.batches.create(
-                input_file_id=file.id,
-                endpoint=endpoint,
-                completion_window=window,  # type: ignore[arg-type]
-            )
+        file = self.client.files.create(file=("input.jsonl", data), purpose="batch")
+        return self.client.batches.create(
+            input_file_id=file.id,
+            endpoint=endpoint,
+            completion_window=window,  # type: ignore[arg-type]
+        )
 
     def batch(self, batch_id: str) -> Any:
-        with self.client as client:
-            return client.batches.retrieve(batch_id)
+        return self.client.batches.retrieve(batch_id)
 
     def until(self, batch_id: str, probe: Any, *, within: float = 60.0) -> Any:
         """Polls the batch until `probe(batch)` is true, through restarts of the api, and returns it."""
         deadline = time.monotonic() + within
-        with self.client as client:
-            while True:
-                batch = None
-                with contextlib.suppress(openai.APIConnectionError, openai.InternalServerError):
-                    batch = client.batches.retrieve(batch_id)
-                    if probe(batch):
-                        return batch
-                if time.monotonic() > deadline:
-                    raise AssertionError(f"not within {within} s; last: {batch}\n{self.story}")
-                time.sleep(0.05)
+        while True:
+            batch = None
+            with contextlib.suppress(openai.APIConnectionError, openai.InternalServerError):
+                batch = self.batch(batch_id)
+                if probe(batch):
+                    return batch
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not within {within} s; last: {batch}\n{self.story}")
+            time.sleep(0.05)
 
     def ended(self, batch_id: str, *, within: float = 60.0) -> Any:
         """Waits for a terminal status."""
@@ -227,9 +226,8 @@ class Overnight:
 
     def results(self, batch: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """The lines of the output and of the error file."""
-        with self.client as client:
-            ids = (batch.output_file_id, batch.error_file_id)
-            texts = [client.files.content(file_id).read() if file_id else b"" for file_id in ids]
+        ids = (batch.output_file_id, batch.error_file_id)
+        texts = [self.client.files.content(file_id).read() if file_id else b"" for file_id in ids]
         output, errors = ([json.loads(line) for line in text.split(b"\n") if line] for text in texts)
         return output, errors
 
