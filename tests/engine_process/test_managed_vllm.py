@@ -1,0 +1,179 @@
+"""A managed vLLM, played by a fake one: its life from the first start to its end, and each way it can fail."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from engine.backends.protocol import EngineError, EngineMisconfigured, NotSent
+from engine.backends.vllm import ManagedVLLM
+from state.records import SettingsError
+from state.settings import Settings
+from tests.engine_process.conftest import Traces
+from tests.support.waiting import eventually
+
+CHAT = "/v1/chat/completions"
+Make = Callable[..., Settings]
+
+
+@asynccontextmanager
+async def running(settings: Settings, **more: Any) -> AsyncIterator[ManagedVLLM]:
+    backend = ManagedVLLM(settings, stop_s=2.0, **more)
+    try:
+        await backend.start()
+        yield backend
+    finally:
+        await backend.close()
+
+
+def body(model: str) -> bytes:
+    return orjson.dumps({"model": model, "messages": []})
+
+
+async def reason_of_death(backend: ManagedVLLM) -> str:
+    return await asyncio.wait_for(backend.died(), 20)
+
+
+async def test_it_answers_on_a_private_socket_and_leaves_nothing(
+    settings: Make, traces: Traces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OVERNIGHT_UPSTREAM_API_KEY", "secret")
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    async with running(settings()) as backend:
+        assert orjson.loads((await backend.send(CHAT, body("org/model"))).body)["model"] == "org/model"
+        command = json.loads((traces.folder / "command").read_text())
+        socket = Path(command[command.index("--uds") + 1])
+        assert (socket.parent.stat().st_mode & 0o777, len(os.fsencode(socket)) < 107) == (0o700, True)
+        assert "secret" not in (traces.folder / "environ").read_text()
+        await eventually(lambda: traces.pid("core"))
+        assert traces.pid("engine")
+    assert traces.alive() == []
+    assert not socket.parent.exists()
+    with pytest.raises(NotSent):
+        await backend.send(CHAT, body("org/model"))
+
+
+async def test_every_endpoint_it_serves_gets_a_first_request(settings: Make, traces: Traces) -> None:
+    async with running(settings()) as backend:
+        (model,) = await backend.models()
+    assert model.endpoints == ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+    assert (traces.folder / "asked").read_text().split() == ["/v1/chat/completions", "/v1/completions"]
+
+
+async def test_a_pooling_model_has_no_chat(settings: Make, traces: Traces, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "pools")
+    async with running(settings()) as backend:
+        (model,) = await backend.models()
+    assert model.endpoints == ("/v1/embeddings", "/v1/score")
+    assert (traces.folder / "asked").read_text().split() == ["/v1/embeddings", "/v1/score"]
+
+
+async def test_aliases_are_names_of_the_engines_own_and_the_star_is_put_in_place(settings: Make) -> None:
+    async with running(settings(model_aliases=("gpt-4o-mini=org/model", "*=org/model"))) as backend:
+        asked = [orjson.loads((await backend.send(CHAT, body(name))).body)["model"] for name in ("gpt-4o-mini", "any")]
+        (model,) = await backend.models()
+    assert asked == ["gpt-4o-mini", "org/model"]
+    assert (model.root, model.names) == ("org/model", ("org/model", "gpt-4o-mini", "*"))
+
+
+async def test_its_names_are_known_before_it_is_up(settings: Make) -> None:
+    (model,) = await ManagedVLLM(settings(model_aliases=("a=org/model",))).models()
+    assert (model.root, model.names, model.endpoints) == ("org/model", ("org/model", "a"), None)
+
+
+async def test_an_engine_that_ends_before_it_was_healthy_is_misconfigured(
+    settings: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "exits")
+    with pytest.raises(EngineMisconfigured, match="vLLM ended with exit code 1 before it was ready") as caught:
+        async with running(settings()):
+            raise AssertionError("it started")
+    assert len(caught.value.tail) == 50
+    assert caught.value.tail[-2:] == ("line 69", "ValueError: this model does not fit")
+
+
+async def test_an_engine_that_was_healthy_once_may_fail_to_start_for_a_while(
+    settings: Make, traces: Traces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(settings()) as backend:
+        os.kill(traces.pid("engine"), signal.SIGKILL)
+        await reason_of_death(backend)
+        monkeypatch.setenv("FAKE_VLLM", "exits")
+        with pytest.raises(EngineError, match="before it was ready"):
+            await backend.start()
+        monkeypatch.setenv("FAKE_VLLM", "")
+        await backend.start()
+        assert (await backend.send(CHAT, body("org/model"))).status == 200
+
+
+async def test_a_killed_engine_is_reported_and_its_successor_has_a_socket_of_its_own(
+    settings: Make, traces: Traces
+) -> None:
+    async with running(settings()) as backend:
+        first = json.loads((traces.folder / "command").read_text())
+        await eventually(lambda: traces.pid("core"))
+        os.kill(traces.pid("engine"), signal.SIGKILL)
+        assert (await reason_of_death(backend)).startswith("vLLM was ended by SIGKILL")
+        assert traces.alive() == []
+        with pytest.raises(NotSent):
+            await backend.send(CHAT, body("org/model"))
+        await backend.start()
+        assert (await backend.send(CHAT, body("org/model"))).status == 200
+        second = json.loads((traces.folder / "command").read_text())
+    assert first[first.index("--uds") + 1] != second[second.index("--uds") + 1]
+
+
+async def test_an_engine_that_hangs_is_ended(settings: Make, traces: Traces, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "hangs")
+    async with running(settings(), hung_after=1.5) as backend:
+        assert traces.pid("engine")
+        assert await reason_of_death(backend) == "vLLM hung: requests at it, and no progress for 1.5 s"
+        assert traces.alive() == []
+
+
+async def test_a_server_that_outlives_its_core_is_ended(settings: Make, traces: Traces) -> None:
+    async with running(settings()) as backend:
+        assert traces.pid("engine")
+        (traces.folder / "dead").touch()
+        assert await reason_of_death(backend) == "vLLM's engine core died"
+        assert traces.alive() == []
+        (traces.folder / "dead").unlink()
+
+
+async def test_a_start_that_is_cancelled_leaves_nothing(
+    settings: Make, traces: Traces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (traces.folder / "dead").touch()  # it never gets healthy
+    backend = ManagedVLLM(settings(), stop_s=2.0)
+    start = asyncio.create_task(backend.start())
+    await eventually(lambda: traces.pid("engine"))
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    assert traces.alive() == []
+
+
+async def test_flags_that_are_ours_are_refused_before_anything_starts(settings: Make) -> None:
+    with pytest.raises(SettingsError, match="--port cannot be given to the engine: the engine listens on a private"):
+        ManagedVLLM(settings(engine_args=("--port", "9000")))
+
+
+async def test_an_alias_of_another_model_is_refused(settings: Make) -> None:
+    with pytest.raises(SettingsError, match="model alias a=b: the engine does not serve 'b'"):
+        ManagedVLLM(settings(model_aliases=("a=b",)))
+
+
+async def test_without_an_environment_it_says_how_to_install_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.delenv("OVERNIGHT_ENGINE_HOME", raising=False)
+    with pytest.raises(SettingsError, match="run `overnight engine install --cpu`"):
+        await ManagedVLLM(Settings(data=tmp_path / "data", model="demo")).start()
