@@ -18,7 +18,6 @@ from state.records import (
     ModelNotFound,
     OutcomeUnknown,
     OutOfSpace,
-    SettingsError,
     Unavailable,
 )
 
@@ -87,12 +86,6 @@ def from_exception(error: BaseException, *, method: str, path: str, request_id: 
         case _:
             message = f"The server had an error while processing your request. Its log tells more about {request_id}."
             return ApiError(500, message, kind=SERVER, code="internal_error")
-
-
-def is_ours(error: BaseException) -> bool:
-    """Whether the exception is a fault of the server, which belongs into the log with its traceback."""
-    told = from_exception(error, method="", path="", request_id="")
-    return told.status == 500 or isinstance(error, (Unavailable, SettingsError))
 
 
 def _from_routing(error: HTTPException, method: str, path: str) -> ApiError:

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server import errors
 from server.wire import JSON
+from state.records import Unavailable
 
 _QUIET = ("/healthz", "/readyz")
 _METHOD = re.compile(r"[A-Z]{1,16}")
@@ -41,9 +42,11 @@ class Stamp:
             reply.record()
 
     async def _answer(self, error: Exception, scope: Scope, receive: Receive, reply: "_Reply") -> None:
-        if errors.is_ours(error):
-            log.error("a request failed", exc_info=error, extra={"request_id": reply.request_id})
         told = errors.from_exception(error, method=scope["method"], path=scope["path"], request_id=reply.request_id)
+        if isinstance(error, Unavailable):
+            log.warning("a store fails", extra={"request_id": reply.request_id, "cause": str(error)})
+        elif told.status == 500:
+            log.error("a request failed", exc_info=error, extra={"request_id": reply.request_id})
         await JSON(told.body(), told.status, told.headers)(scope, receive, reply.send)
 
 

@@ -140,7 +140,9 @@ def test_each_exception_has_its_answer(
     assert told.kind == ("server_error" if status >= 500 else "invalid_request_error")
 
 
-async def test_a_database_that_is_gone_is_503_and_comes_back(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_database_that_is_gone_is_503_and_comes_back(
+    api: Api, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     async def gone(*_: Any, **__: Any) -> None:
         raise Unavailable("the database does not answer")
 
@@ -149,6 +151,8 @@ async def test_a_database_that_is_gone_is_503_and_comes_back(api: Api, monkeypat
         patched.setattr(type(api.database), "check", gone)
         reply = await api.client.get("/v1/files")
         assert (reply.status_code, error(reply)["code"], reply.headers["retry-after"]) == (503, "unavailable", "1")
+        [record] = [record for record in caplog.records if record.levelno == logging.WARNING]
+        assert vars(record)["cause"] == "the database does not answer"
         ready = await api.client.get("/readyz")
         assert (ready.status_code, ready.json()["checks"]) == (503, {"database": False, "store": True})
         assert error(ready)["message"] == "Not ready: database not answering."
