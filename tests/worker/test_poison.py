@@ -1,9 +1,10 @@
 """Requests that kill the engine, or the worker with it (invariant 10)."""
 
 import pytest
+from sqlalchemy import select
 
 from engine.worker.poison import mark_of
-from state import shards
+from state import shards, tables
 from tests.support.waiting import eventually
 from tests.worker.farm import Farm
 
@@ -69,11 +70,9 @@ async def test_after_two_claims_in_vain_requests_run_one_at_a_time_and_are_noted
 
         async def noted() -> bool:
             async with echo.db.read() as conn:
-                from sqlalchemy import select
-
-                from state.tables import shards as table
-
-                return await conn.scalar(select(table.c.suspect).where(table.c.batch_id == batch)) == mark_of(0)
+                return await conn.scalar(
+                    select(tables.shards.c.suspect).where(tables.shards.c.batch_id == batch)
+                ) == mark_of(0)
 
         await eventually(noted)
     assert await echo.lines(batch) == {}
