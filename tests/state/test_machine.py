@@ -225,13 +225,13 @@ class Ledger(RuleBasedStateMachine):
 
     # Batches
 
-    @precondition(lambda self: len(self.known) < 3)
+    @precondition(lambda self: self.now_and_then() and len(self.known) < 2)
     @rule()
     def create(self) -> None:
         batch = self.run(create(self.db, now=self.now))
         self.known.append(Known(batch.id))
 
-    @precondition(lambda self: len(self.known) < 3 and not self.open_jobs())
+    @precondition(lambda self: len(self.known) < 2 and not self.open_jobs())
     @rule(sizes=SIZES)
     def make_running(self, sizes: list[int]) -> None:
         """As the three steps would one by one; but most of what matters comes after them."""
@@ -353,6 +353,13 @@ class Ledger(RuleBasedStateMachine):
         """By whoever ever held it."""
         self.end_one(data.draw(st.sampled_from([job for job in self.job_leases if job.kind is JobKind.FINISH])))
 
+    @precondition(lambda self: any(work.state is WorkState.LEASED for work in self.open_jobs().values()))
+    @rule()
+    def take_job_over(self) -> None:
+        """Every orchestrator sleeps past its lease, and another comes."""
+        self.now += TTL + 1
+        self.take_job()
+
     @precondition(lambda self: any(kind is JobKind.FINISH for _, kind in self.open_jobs()))
     @rule()
     def finish_up(self) -> None:
@@ -404,6 +411,13 @@ class Ledger(RuleBasedStateMachine):
             known.shards[number].state, known.shards[number].not_before = WorkState.READY, 0.0
 
     # Shards
+
+    @precondition(lambda self: self.live())
+    @rule(worker=st.sampled_from(WORKERS))
+    def take_over(self, worker: str) -> None:
+        """Every owner sleeps past its lease, and somebody comes."""
+        self.now += TTL + GRACE + 1
+        self.claim(worker)
 
     @precondition(lambda self: any(known.workable and known.open for known in self.known))
     @rule(worker=st.sampled_from(WORKERS))
@@ -575,7 +589,7 @@ def _test_case(kind: str) -> type:
     machine = type(f"LedgerOn{kind.title()}", (Ledger,), {"kind": kind})
     case: type = machine.TestCase
     case.settings = settings(  # type: ignore[attr-defined]
-        max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
     )
     return case
 

@@ -431,6 +431,20 @@ async def test_a_hole_sends_its_shard_back_and_the_batch_stays_finalizing(db: Da
     )
 
 
+async def test_a_batch_with_several_holes_ends_when_the_last_is_filled(db: Database) -> None:
+    batch = await running(db, 1, 1, 1)
+    for _ in range(3):
+        await shards.close(db, lease=await claim(db), now=NOW)
+    assert await shards.reopen(db, batch_id=batch.id, numbers=[0, 1, 2], now=NOW)
+    for _ in range(2):
+        await run_out(db, await claim(db))
+        assert await jobs.claim(db, holder="o", now=NOW, ttl=TTL) is None
+    await run_out(db, await claim(db))
+    done = await finish(db)
+    assert done is not None
+    assert (done.status, done.counts) == (BatchStatus.COMPLETED, Counts(3, 3, 0))
+
+
 async def test_a_stopped_batch_is_not_sent_back(db: Database) -> None:
     batch = await running(db, 2)
     await append(db, await claim(db), 0, close=True)
