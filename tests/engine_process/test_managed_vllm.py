@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -177,3 +178,35 @@ async def test_without_an_environment_it_says_how_to_install_one(
     monkeypatch.delenv("OVERNIGHT_ENGINE_HOME", raising=False)
     with pytest.raises(SettingsError, match="run `overnight engine install --cpu`"):
         await ManagedVLLM(Settings(data=tmp_path / "data", model="demo")).start()
+
+
+WORKER = """
+import asyncio, sys
+from pathlib import Path
+from engine.backends.vllm import ManagedVLLM
+from state.settings import Settings
+
+async def main():
+    backend = ManagedVLLM(Settings(data=Path(sys.argv[1]), engine_python=sys.argv[2], model="org/model"))
+    await backend.start()
+    print("up", flush=True)
+    await backend.died()
+
+asyncio.run(main())
+"""
+
+
+async def test_a_killed_worker_leaves_nothing(tmp_path: Path, fake_python: Path, traces: Traces) -> None:
+    worker = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", WORKER, str(tmp_path / "data"), str(fake_python)), stdout=asyncio.subprocess.PIPE
+    )
+    assert worker.stdout is not None
+    assert await worker.stdout.readline() == b"up\n"
+    await eventually(lambda: traces.pid("core") and traces.pid("engine"))
+    (record,) = (tmp_path / "data" / "engines").iterdir()
+    command = json.loads((traces.folder / "command").read_text())
+    worker.kill()
+    await worker.wait()
+    await eventually(lambda: not traces.alive())
+    await eventually(lambda: not record.exists())
+    await eventually(lambda: not Path(command[command.index("--uds") + 1]).parent.exists())
