@@ -93,6 +93,7 @@ class Batches:
             now=self._clock.wall(),
         )
         self._waker.notify("orchestrator")
+        self._waker.notify("worker")  # which aborts what is in flight
         return JSON(batch_object(batch))
 
 
