@@ -1,6 +1,6 @@
 """Which shards a worker takes on, and opening them.
 
-A worker keeps about twice as many requests at hand as it may have in flight, so that a shard's object is always there
+A worker keeps a few times as many requests at hand as it may have in flight, so that a shard's object is always there
 before it is needed; and it opens shards of further batches beyond that, so that a small batch never waits for a large one
 to be through (the turns between them are the scheduler's).
 """
@@ -18,7 +18,7 @@ from state import shards
 from state.clock import Clock
 from state.database import Database
 from state.objects import ObjectStore
-from state.records import Corrupt, LeaseLost, NotFound, ShardLease, Unavailable
+from state.records import Corrupt, LeaseLost, NotFound, Segment, ShardLease, Unavailable
 from state.shards import Candidate
 
 log = logging.getLogger(__name__)
@@ -135,10 +135,10 @@ class Claimer:
         The segments are read in a transaction of their own after the claim's commit (ledger rule 1), so none that an
         older epoch committed is missed, and invariant 3 holds: what is committed is not run again.
         """
-        key = (lease.batch_id, lease.number)
         try:
             segments = await shards.segments(self._database, batch_id=lease.batch_id, number=lease.number)
             pack = _pack_of(lease, await self._store.get(lease.object_key))
+            return self._opened(lease, pack, segments, careful)
         except (Corrupt, NotFound) as error:
             log.exception("a shard cannot be read", extra={"batch": lease.batch_id, "shard": lease.number})
             await self.give_back(lease, pause=UNREADABLE_PAUSE_S, error=str(error))
@@ -146,7 +146,14 @@ class Claimer:
         except Unavailable as error:
             await self.give_back(lease, pause=STORE_PAUSE_S, error=str(error))
             raise
-        holding = self._leases.holding(key)
+        except (
+            Exception
+        ) as error:  # whatever it is: a lease that nobody runs must not be renewed for ever (invariant 9)
+            await self.give_back(lease, pause=UNREADABLE_PAUSE_S, error=repr(error))
+            raise
+
+    def _opened(self, lease: ShardLease, pack: Pack, segments: Sequence[Segment], careful: int) -> OpenShard | None:
+        holding = self._leases.holding((lease.batch_id, lease.number))
         if holding is None:
             return None  # a renewal has heard meanwhile that it is lost
         done = {place for segment in segments for place in marked(segment.places)}

@@ -128,10 +128,10 @@ class Desk:
 
     def _judge(self, flight: Flight, result: Reply | EngineError) -> None:
         shard, place = flight.shard, flight.place
-        if self._deaths and isinstance(result, Reply):
-            self._poison.finished(_asked(flight))
         history = shard.history(place)
         verdict = self._triage.verdict(result, lane=shard.lane, history=history, sent_at=flight.sent_at)
+        if self._deaths and (isinstance(result, Reply) or isinstance(verdict, Done)):
+            self._poison.finished(_asked(flight))
         if isinstance(verdict, Done):
             self.finish(shard, place, verdict.ending)
             return
@@ -194,10 +194,12 @@ class Desk:
             shard = self.scheduler.shards.get((batch, number))
             if shard is None or shard.phase is not Phase.OPEN:
                 self._poison.finished(asked)  # no longer ours to run
-            elif place not in shard.flying and self._admit(shard) is not Pass.NO:
+            elif place not in shard.flying:
                 shard.wake(place)
-                if (flight := shard.take_this(place)) is not None:
-                    return flight
+                if not shard.waits(place):
+                    self._poison.finished(asked)  # it is not the one that was there: the shard was lost and came again
+                elif not self._triage.admit(shard.lane, shard.history(place)):
+                    return shard.take_this(place)
         return None
 
     def tick(self) -> None:

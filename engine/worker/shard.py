@@ -172,9 +172,13 @@ class OpenShard:
         self._skip()
         return self._send(place)
 
+    def waits(self, place: int) -> bool:
+        """Whether this request was put back and may be sent again."""
+        return self.phase is Phase.OPEN and place in self._again
+
     def take_this(self, place: int) -> Flight | None:
         """Sends one certain request out, if it is among those that were put back."""
-        if self.phase is not Phase.OPEN or place not in self._again:
+        if not self.waits(place):
             return None
         self._again.remove(place)
         heapq.heapify(self._again)

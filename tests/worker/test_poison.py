@@ -3,6 +3,7 @@
 import pytest
 from sqlalchemy import select
 
+from engine.worker import desk
 from engine.worker.poison import mark_of
 from state import shards, tables
 from tests.support.waiting import eventually
@@ -50,6 +51,19 @@ async def test_an_engine_that_dies_once_costs_nobody_an_attempt(echo: Farm) -> N
     async with echo.worker():
         await eventually(lambda: echo.ended(batch))
     assert set((await outcome(echo, batch)).values()) == {None}
+
+
+async def test_a_suspect_that_gets_an_error_line_of_another_kind_is_no_suspect_any_more(
+    echo: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was at the engine at both deaths, and then it is its connection that breaks: nothing may wait for it any longer."""
+    monkeypatch.setattr(desk, "DEATH_NOTICE_S", 0.2)
+    echo.tell(max_attempts=1, max_in_flight=2, echo_latency=0.01)
+    texts = ["[[echo:drop]] broken", "[[echo:die:times=2]] twice", *(f"q{i}" for i in range(5))]
+    batch = await echo.plan(texts, model="echo")
+    async with echo.worker():
+        await eventually(lambda: echo.ended(batch))
+    assert await outcome(echo, batch) == {i: None if i else "engine_error" for i in range(7)}
 
 
 async def dying_workers(farm: Farm, times: int, *, mark: int | None = None) -> None:

@@ -6,6 +6,8 @@ import pytest
 
 from engine.backends.echo import EchoEngine
 from engine.worker.feed import Fixed
+from engine.worker.outcome import EngineFailure, History, Scope
+from engine.worker.shard import NO_HISTORY
 from engine.worker.worker import IDLE_S, SHUN_S, Worker
 from state import shards
 from state.clock import ManualClock
@@ -143,3 +145,61 @@ async def test_a_renewal_that_finds_a_shard_closed_by_ourselves_is_no_loss(farm:
     worker.heard({(batch, 0): 1}, Renewal(frozenset(), frozenset([(batch, 0)]), frozenset()))
     await eventually(lambda: farm.ended(batch))
     assert sorted(await farm.lines(batch)) == [0]
+
+
+async def test_a_suspect_may_find_out_whether_the_engine_works_again_when_nothing_else_may_be_sent(
+    farm: Farm, worker: Worker, hands: ManualClock
+) -> None:
+    """A request that met a failure of the engine lets others go first, but these wait for the suspects."""
+    alone = await farm.plan(["q0"], model="echo")
+    await worker.claim_what_is_due()
+    for _ in range(2):
+        worker.engine_died()
+        await eventually(lambda: worker.feed.in_flight == 0)
+        worker.engine_up()
+    await farm.plan(["r0", "r1", "r2"], model="echo")
+    await worker.claim_what_is_due()
+    suspect = worker.shards[alone, 0]
+    worker.desk.open = False
+    worker.feed.recall_shard(suspect)
+    await eventually(lambda: not suspect.flying)
+    worker.desk.open = True
+    failure = EngineFailure("answers 503", Scope.ENGINE, 1.0, NO_HISTORY)
+    suspect.histories[0] = History(refusals=1)
+    worker.triage.breaker.failed(suspect.lane, failure, sent_at=hands.monotonic())
+    worker.feed.pump()
+    assert not suspect.flying
+    hands.advance(60)
+    worker.leases.renewed(worker.leases.held(), list(worker.leases.held()), started=hands.monotonic())
+    worker.feed.pump()
+    assert set(suspect.flying) == {0}
+
+
+async def test_a_suspect_whose_shard_was_lost_and_came_again_stops_nobody(farm: Farm, worker: Worker) -> None:
+    batch = await farm.plan(["q0", "q1", "q2"], model="echo")
+    await worker.claim_what_is_due()
+    for _ in range(2):
+        worker.engine_died()
+        await eventually(lambda: worker.feed.in_flight == 0)
+        worker.engine_up()
+    worker.engine_died()
+    await eventually(lambda: worker.feed.in_flight == 0)
+    worker.heard({(batch, 0): 1}, Renewal(frozenset(), frozenset([(batch, 0)]), frozenset()))
+    await shards.expire_leases(farm.db)
+    worker.desk.open = True
+    await worker.claim_what_is_due()
+    assert worker.shards
+    worker.feed.pump()
+    worker.feed.pump()
+    assert worker.feed.in_flight == 2
+
+
+async def test_a_shard_that_cannot_be_opened_for_an_unknown_reason_is_not_held(
+    farm: Farm, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 9: a lease that is renewed without being run would keep the shard from everybody for ever."""
+    await farm.plan(["q0"], model="echo")
+    monkeypatch.setattr("engine.worker.claims.care", lambda **_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        await worker.claim_what_is_due()
+    assert worker.leases.held() == {}
