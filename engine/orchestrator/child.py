@@ -10,6 +10,7 @@ in the middle of a job too, because its owner is gone or wants it gone (invarian
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import queue
@@ -28,7 +29,7 @@ from engine.orchestrator.pipe import LENGTH, Done, Raised, Ready, decode, encode
 from engine.orchestrator.plan import PlanRequest, make_plan
 from state.objects import ObjectStore
 from state.objects.open import open_store
-from state.records import OvernightError
+from state.records import OutOfSpace, OvernightError, Unavailable
 from state.settings import Settings
 
 #: Spool folders are named so; the lock in one tells whether its process lives (see `clear_abandoned`).
@@ -49,13 +50,12 @@ def main() -> None:
     settings = _receive(sys.stdin.buffer)
     if not isinstance(settings, Settings):
         return
-    with spool_folder(settings.spool_folder) as spool:
-        jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        threading.Thread(target=_listen, args=(jobs, spool), daemon=True).start()
-        asyncio.run(_serve(settings, spool, jobs, answers))
+    jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(jobs,), daemon=True).start()
+    asyncio.run(_serve(settings, jobs, answers))
 
 
-async def _serve(settings: Settings, spool: Path, jobs: "queue.SimpleQueue[Any]", answers: IO[bytes]) -> None:
+async def _serve(settings: Settings, jobs: "queue.SimpleQueue[Any]", answers: IO[bytes]) -> None:
     try:
         store = open_store(settings)
     except OvernightError as error:
@@ -65,17 +65,30 @@ async def _serve(settings: Settings, spool: Path, jobs: "queue.SimpleQueue[Any]"
     while True:
         job = await asyncio.to_thread(jobs.get)
         try:
-            answer: Done | Raised = Done(await perform(job, store=store, spool=spool), resident_bytes())
+            answer: Done | Raised = Done(
+                await perform(job, store=store, parent=settings.spool_folder), resident_bytes()
+            )
         except Exception as error:
             answer = Raised.of(error)
         _send(answers, answer)
 
 
-async def perform(job: PlanRequest | FinishRequest, *, store: ObjectStore, spool: Path) -> Any:
-    """Does one job: PlanResult for a plan, Written for a finish."""
-    if isinstance(job, FinishRequest):
-        return await write_results(store, request=job, spool=spool)
-    return await make_plan(store, request=job, spool=spool)
+async def perform(job: PlanRequest | FinishRequest, *, store: ObjectStore, parent: Path) -> Any:
+    """Does one job in a spool folder of its own below `parent`: PlanResult for a plan, Written for a finish.
+
+    Raises:
+        OutOfSpace, Unavailable: the disk of the spool fails, which is not the job's fault (invariant 13). The store has
+            such errors of its own.
+    """
+    try:
+        with spool_folder(parent) as spool:
+            if isinstance(job, FinishRequest):
+                return await write_results(store, request=job, spool=spool)
+            return await make_plan(store, request=job, spool=spool)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OutOfSpace(f"no space left for the spool of {job.batch_id}", needed=0, free=0) from error
+        raise Unavailable(f"the spool folder fails: {error.strerror or error}") from error
 
 
 def resident_bytes() -> int:
@@ -88,7 +101,7 @@ def resident_bytes() -> int:
 
 @contextlib.contextmanager
 def spool_folder(parent: Path) -> Iterator[Path]:
-    """A folder for one process's temporary files, locked while the process lives."""
+    """A folder for one job's temporary files, locked while its process lives."""
     parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder, lock = _new_locked_folder(parent)
     with lock:
@@ -128,10 +141,9 @@ def _take_stdout() -> IO[bytes]:
     return pipe
 
 
-def _listen(jobs: "queue.SimpleQueue[Any]", spool: Path) -> None:
+def _listen(jobs: "queue.SimpleQueue[Any]") -> None:
     while (job := _receive(sys.stdin.buffer)) is not None:
         jobs.put(job)
-    shutil.rmtree(spool, ignore_errors=True)
     os._exit(0)
 
 

@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 from engine.orchestrator.pipe import LENGTH, ChildDied, Raised, decode, encode
+from state.records import Unavailable
 from state.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -40,17 +41,19 @@ class Child:
         """Starts the process and waits until it can take a job.
 
         Raises:
-            ChildDied: it ended at once, or took too long.
-            Unavailable: it could not open the object store.
+            Unavailable: it does not start, or cannot open the object store; no job is to blame for that.
         """
         # -P: a folder named `engine` in the working directory is not ours.
         command = (sys.executable, "-P", "-m", "engine.orchestrator.child")
-        self._process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-        )
         try:
+            self._process = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+            )
             async with asyncio.timeout(_START_S):
                 first = await self._exchange(self._settings)
+        except (OSError, ChildDied) as error:  # TimeoutError is an OSError
+            await self.end()
+            raise Unavailable(f"a child process does not start: {str(error) or type(error).__name__}") from error
         except BaseException:
             await self.end()
             raise
@@ -97,7 +100,7 @@ class Child:
             (size,) = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))
             return decode(await process.stdout.readexactly(size))
         except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise ChildDied("the child process ended in the middle of a job") from error
+            raise ChildDied("the child process ended in the middle of its work") from error
 
 
 class Children:

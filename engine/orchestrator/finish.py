@@ -12,7 +12,6 @@ each line number appears exactly once over both files (invariant 1), or nothing 
 
 import asyncio
 import contextlib
-import errno
 import hashlib
 import os
 import shutil
@@ -78,6 +77,9 @@ class _Holes(Exception):
 
 _Line = tuple[int, bytes]
 """Which file (OUTPUT or ERROR) and the line itself."""
+
+_Ahead = tuple[Segment, asyncio.Task[tuple[Pack, bytes] | None]]
+"""A segment that is being fetched."""
 
 
 async def write_results(store: ObjectStore, *, request: FinishRequest, spool: Path) -> Written:
@@ -172,38 +174,40 @@ async def _verified(
     store: ObjectStore, segments: Sequence[Segment], tallies: Tallies
 ) -> AsyncGenerator[tuple[Segment, Pack, bytes], None]:
     """The segments in order, read ahead; those that are lost or changed are only noted."""
-    ahead: deque[tuple[Segment, asyncio.Task[bytes | None]]] = deque()
+    ahead: deque[_Ahead] = deque()
     rest = iter(segments)
     following = next(rest, None)
     try:
         while following is not None or ahead:
             while following is not None and _room_ahead(ahead, following):
-                ahead.append((following, asyncio.create_task(_get(store, following))))
+                ahead.append((following, asyncio.create_task(_fetch(store, following))))
                 following = next(rest, None)
             segment, fetched = ahead.popleft()
-            data = await fetched
-            pack = None if data is None else _checked(segment, data)
-            tallies.note(segment, pack)
-            if data is not None and pack is not None:
-                yield segment, pack, data
+            verified = await fetched
+            tallies.note(segment, verified and verified[0])
+            if verified is not None:
+                yield segment, *verified
     finally:
         for _, task in ahead:
             task.cancel()
         await asyncio.gather(*(task for _, task in ahead), return_exceptions=True)
 
 
-def _room_ahead(ahead: "deque[tuple[Segment, asyncio.Task[bytes | None]]]", following: Segment) -> bool:
+def _room_ahead(ahead: "deque[_Ahead]", following: Segment) -> bool:
     fetching = sum(segment.size for segment, _ in ahead)
     return not ahead or (len(ahead) < _AHEAD and fetching + following.size <= _AHEAD_BYTES)
 
 
-async def _get(store: ObjectStore, segment: Segment) -> bytes | None:
-    """The object, None if it is gone. A first reading that does not fit its checksum is not believed."""
+async def _fetch(store: ObjectStore, segment: Segment) -> tuple[Pack, bytes] | None:
+    """The segment, None if it is gone or damaged. A first reading that does not fit its checksum is not believed."""
     try:
-        data = await store.get(segment.object_key)
-        return data if _checked(segment, data) else await store.get(segment.object_key)
+        for _ in range(2):
+            data = await store.get(segment.object_key)
+            if (pack := _checked(segment, data)) is not None:
+                return pack, data
     except NotFound:
-        return None
+        pass
+    return None
 
 
 def _checked(segment: Segment, data: bytes) -> Pack | None:
@@ -231,10 +235,5 @@ def _spool_file(folder: Path) -> Iterator[IO[bytes]]:
 
 def _append(file: IO[bytes], data: bytes) -> None:
     rest = memoryview(data)
-    try:
-        while rest:
-            rest = rest[file.write(rest) :]
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise OutOfSpace("no space left for the spool of a finish", needed=len(rest), free=0) from error
-        raise
+    while rest:
+        rest = rest[file.write(rest) :]

@@ -6,7 +6,6 @@ garbage of their epoch.
 """
 
 import asyncio
-import errno
 import os
 import shutil
 import tempfile
@@ -95,7 +94,7 @@ async def make_plan(store: ObjectStore, *, request: PlanRequest, spool: Path) ->
             await store.fetch(request.object_key, source)
         except NotFound:
             return _no_such_file(request)
-        with _full_disk_told(request), Spools.open(folder) as spools:
+        with Spools.open(folder) as spools:
             rules = Rules(request.endpoint, Catalogue(request.models), request.limits)
             found = await asyncio.to_thread(scan, source, rules=rules, ids=spools.ids, keys=spools.keys)
             _check_whole(found, request)
@@ -253,17 +252,6 @@ def _check_whole(found: Scan, request: PlanRequest) -> None:
         raise Corrupt(f"{request.file_id} holds {found.size} bytes instead of {request.size}")
     if request.sha256 is not None and found.sha256 != request.sha256:
         raise Corrupt(f"{request.file_id} differs from its checksum")
-
-
-@contextmanager
-def _full_disk_told(request: PlanRequest) -> Iterator[None]:
-    """A spool that fills up meanwhile, in spite of the check before."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise OutOfSpace(f"no space left to plan {request.batch_id}", needed=0, free=0) from error
 
 
 @asynccontextmanager

@@ -31,14 +31,13 @@ class InProcess:
 
     def __init__(self, store: LocalStore, spool: Path) -> None:
         self._store, self._spool = store, spool
-        spool.mkdir(exist_ok=True)
         self.before: Callable[[Any], Any] | None = None
         """Called with each job first; may raise, or be a coroutine function to wait in."""
 
     async def run_small(self, job: Any) -> Any:
         if self.before is not None and asyncio.iscoroutine(waits := self.before(job)):
             await waits
-        return await perform(job, store=self._store, spool=self._spool)
+        return await perform(job, store=self._store, parent=self._spool)
 
     run_large = run_small
 

@@ -1,14 +1,17 @@
 """The child processes: jobs go over, answers and errors come back, and no process outlives its owner."""
 
 import asyncio
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
-from engine.orchestrator.child import SPOOL_PREFIX, clear_abandoned, spool_folder
+from engine.orchestrator.child import SPOOL_PREFIX, clear_abandoned, perform, spool_folder
 from engine.orchestrator.children import Child, Children
 from engine.orchestrator.finish import FinishRequest
 from engine.orchestrator.pipe import ChildDied, ChildFailed, Raised
@@ -74,6 +77,46 @@ def test_out_of_space_keeps_its_numbers():
     carried = Raised.of(OutOfSpace("full", needed=7, free=3)).error()
     assert isinstance(carried, OutOfSpace)
     assert (carried.needed, carried.free) == (7, 3)
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [(errno.ENOSPC, OutOfSpace), (errno.EDQUOT, OutOfSpace), (errno.EIO, Unavailable)]
+)
+async def test_a_disk_that_fails_under_a_job_is_not_the_jobs_fault(store, settings, monkeypatch, number, error):
+    """Invariant 13: it waits for the disk, and does not count as an attempt."""
+
+    def fail(**_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", fail)
+    with pytest.raises(error):
+        await perform(await finish_of_one_line(store), store=store, parent=settings.spool_folder)
+    assert list(settings.spool_folder.iterdir()) == []
+
+
+async def test_a_spool_folder_that_was_removed_is_made_again(children, store, settings):
+    await children.run_small(await finish_of_one_line(store))
+    shutil.rmtree(settings.spool_folder)
+    written = await children.run_small(await finish_of_one_line(store, epoch=2))
+    assert written.output is not None
+
+
+async def test_a_spool_that_cannot_be_made_is_waited_for_by_the_same_process(children, store, settings):
+    settings.spool_folder.write_bytes(b"in the way")
+    with pytest.raises(Unavailable, match="spool"):
+        await children.run_small(await finish_of_one_line(store))
+    settings.spool_folder.unlink()
+    written = await children.run_small(await finish_of_one_line(store, epoch=2))
+    assert written.output is not None
+
+
+async def test_a_process_that_does_not_start_is_no_jobs_fault(children, store, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(Unavailable, match="does not start"):
+        await children.run_small(await finish_of_one_line(store))
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(Unavailable, match="does not start"):
+        await children.run_large(await finish_of_one_line(store))
 
 
 async def test_a_child_killed_in_the_middle_is_told_and_replaced(children, store):

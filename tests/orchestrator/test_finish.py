@@ -1,9 +1,7 @@
 """Result files: every line once, in input order, byte for byte; or the holes are named and nothing is written."""
 
-import errno
 import hashlib
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -184,23 +182,6 @@ async def test_results_above_the_spool_limit_are_written_in_plan_order(store, sp
     error = await content(store, written.error)
     assert error.startswith(in_order(2))
     assert json.loads(error.splitlines()[1])["custom_id"] == "3"
-
-
-async def test_a_full_disk_under_the_spool_is_out_of_space(store, spool, monkeypatch):
-    class Full:
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            return None
-
-        def write(self, _):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: Full())
-    done = await put_segment(store, {0: result_line(0)})
-    with pytest.raises(OutOfSpace):
-        await write_results(store, request=request(done, total=1), spool=spool)
 
 
 async def test_a_disk_without_room_is_told_before_anything_is_done(store, spool):

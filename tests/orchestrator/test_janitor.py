@@ -180,7 +180,7 @@ async def test_a_round_of_steps_ends_when_nothing_is_left(house: House):
 
 async def test_spool_folders_of_dead_processes_are_cleared(house: House):
     dead = house.settings.spool_folder / f"{SPOOL_PREFIX}dead"
-    dead.mkdir()
+    dead.mkdir(parents=True)
     (dead / "lock").touch()
     (dead / "plan-x").mkdir()
     other = house.settings.spool_folder / "of something else"

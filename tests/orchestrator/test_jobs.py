@@ -343,14 +343,14 @@ async def test_a_job_that_cannot_be_put_back_for_want_of_the_database_is_put_bac
     assert (await house.get(batch)).status is BatchStatus.IN_PROGRESS
 
 
-async def test_the_ids_of_lines_are_the_same_in_every_attempt(house: House):
+async def test_the_ids_of_lines_are_the_same_in_every_attempt(house: House, tmp_path):
     batch = await house.planned(5)
     await house.cancel(batch)
     seen = []
 
     async def twice(job: FinishRequest) -> None:
         if not seen:
-            first = await write_results(house.store, request=job, spool=house.settings.spool_folder)
+            first = await write_results(house.store, request=job, spool=tmp_path)
             assert first.error is not None
             seen.append(await house.store.get(first.error.object_key))
             raise ChildDied("killed after it had written everything")

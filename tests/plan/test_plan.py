@@ -1,8 +1,6 @@
 """Planning a batch against a real store: what is written, what is refused, what is left behind."""
 
-import errno
 import json
-import os
 import pickle
 import random
 from collections.abc import AsyncIterator
@@ -203,17 +201,6 @@ async def test_too_little_room_is_told_before_anything_is_done(planner: Planner)
     with pytest.raises(OutOfSpace) as caught:
         await planner.plan(lines(line()), min_free_bytes=1 << 62)
     assert caught.value.needed > 1 << 62 > caught.value.free > 0
-
-
-async def test_a_disk_that_fills_up_meanwhile_is_out_of_space(
-    planner: Planner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*args: object, **more: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(plan_module, "scan", full)
-    with pytest.raises(OutOfSpace):
-        await planner.plan(lines(line()))
 
 
 async def test_a_store_that_fails_says_so_itself(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
