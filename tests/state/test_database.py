@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sqlite3
+import threading
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from state.database import Database, upgrade
 from state.records import OutcomeUnknown, OutOfSpace, SettingsError, Unavailable
 from state.tables import metadata, workers
 from tests.state.making import NOW
+from tests.support.waiting import eventually
 
 
 async def insert(conn: AsyncConnection, name: str) -> None:
@@ -210,9 +212,11 @@ async def test_a_settled_write_outlives_its_cancelled_caller(db: Database) -> No
 
 async def test_a_database_that_cannot_be_opened_is_unavailable(tmp_path: Path) -> None:
     db = Database.open(f"sqlite+aiosqlite:///{tmp_path / 'no such folder' / 'overnight.db'}")
+    threads = set(threading.enumerate())
     with pytest.raises(Unavailable):
         await db.check()
     await db.close()
+    await eventually(lambda: set(threading.enumerate()) <= threads)  # the driver does not wait for its thread's end
 
 
 async def test_a_database_without_our_tables_is_not_ready(tmp_path: Path) -> None:

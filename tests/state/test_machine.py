@@ -589,7 +589,7 @@ def _test_case(kind: str) -> type:
     machine = type(f"LedgerOn{kind.title()}", (Ledger,), {"kind": kind})
     case: type = machine.TestCase
     case.settings = settings(  # type: ignore[attr-defined]
-        max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
     )
     return case
 
