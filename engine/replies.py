@@ -12,8 +12,7 @@ A lone-surrogate escape (`\ud83d` alone) is valid JSON by RFC 8259 section 7 and
 """
 
 import json
-from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import msgspec
 import orjson
@@ -36,8 +35,7 @@ class NotConforming(OvernightError):
     """A reply body is not what an OpenAI-compatible server sends; the message says in which way."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """A checked reply body, safe for JSON Lines, and what was read from it."""
 
     body: bytes
@@ -46,8 +44,7 @@ class Answer:
     id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(NamedTuple):
     """How a request ended: the parts of its result line. `mark` says which file the line belongs to.
 
     Either `body` is there (the engine answered with `status`), or `code` and `message` are (no answer worth keeping).
@@ -164,7 +161,10 @@ def usage_of(value: Any) -> Usage:
 
 
 def _details(usage: dict[str, Any], *names: str) -> dict[str, Any]:
-    return next((usage[n] for n in names if isinstance(usage.get(n), dict)), {})
+    for name in names:
+        if isinstance(found := usage.get(name), dict):
+            return found
+    return {}
 
 
 def _count(numbers: dict[str, Any], *names: str) -> int:

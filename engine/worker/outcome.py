@@ -34,7 +34,7 @@ the canary is sent too where the lane is not alive, or a lone request would neve
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Final
+from typing import Final, NamedTuple
 
 from engine.backends.protocol import EngineError, NotSent, Reply, ReplyTooLarge, TimedOut
 from engine.replies import (
@@ -86,8 +86,7 @@ class History:
     """Its lane as it was at its last failure of any kind."""
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(NamedTuple):
     """The request has ended; `ending` makes its result line.
 
     `settled`: by the engine's verdict on it, which shows that the engine works; otherwise we gave the request up.
@@ -127,8 +126,7 @@ class EngineFailure:
 Verdict = Done | RetryRequest | EngineFailure
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(NamedTuple):
     """One call to be judged, with all that bears on it. `scene` is the request's lane before this call."""
 
     result: Reply | EngineError

@@ -22,8 +22,7 @@ class Lane(NamedTuple):
     model: str
 
 
-@dataclass(frozen=True, slots=True)
-class Scene:
+class Scene(NamedTuple):
     """A lane at one moment. The counters only grow; two scenes tell what happened between them."""
 
     alive: bool = False

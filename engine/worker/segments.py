@@ -5,6 +5,7 @@ Pure bookkeeping; when to commit is decided here, the commit itself is made in `
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from engine.packs import OUTPUT, Record, pack
 from state.records import Tally, Usage
@@ -19,8 +20,7 @@ class Limits:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(NamedTuple):
     """What became of one request: its finished result line, newline included, and what it adds to the tally."""
 
     line: int
