@@ -74,7 +74,7 @@ class Database:
             OutcomeUnknown: the commit itself failed; see `settle`.
             OutOfSpace: the disk is full; nothing was changed.
         """
-        async with self._turn or contextlib.nullcontext():
+        async with self._its_turn():
             with self._failures():
                 async with self._begun(self._writer) as (connection, transaction):
                     yield connection
@@ -84,6 +84,26 @@ class Database:
                         if _is_full(error):
                             raise
                         raise OutcomeUnknown(f"the commit got no answer: {_first_line(error)}") from error
+
+    @contextlib.asynccontextmanager
+    async def _its_turn(self) -> AsyncIterator[None]:
+        """Waits behind this process's other writers, but no longer than for those of other processes.
+
+        While somebody else keeps the file locked, each writer in front waits its whole time before it fails: without a
+        bound the hundredth would wait for the best part of an hour.
+        """
+        if self._turn is None:
+            yield
+            return
+        try:
+            async with asyncio.timeout(sqlite_file.BUSY_TIMEOUT_S):
+                await self._turn.acquire()
+        except TimeoutError as error:
+            raise Unavailable("the database does not answer: other writers have waited for it too long") from error
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     @contextlib.asynccontextmanager
     async def _begun(self, engine: AsyncEngine) -> AsyncIterator[tuple[AsyncConnection, AsyncTransaction]]:
