@@ -34,7 +34,7 @@ def create_app(*, settings: Settings, database: Database, store: ObjectStore, wa
             *Health(database=database, store=store, clock=clock).routes(),
         ],
         middleware=[  # from the outside in
-            Middleware(Intake, body_timeout=settings.body_timeout),
+            Middleware(Intake, body_timeout=settings.body_timeout, min_body_rate=settings.min_body_rate),
             Middleware(Stamp),
             Middleware(Crowd),
             Middleware(Door, api_keys=settings.api_keys, allowed_hosts=settings.allowed_hosts),

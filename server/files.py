@@ -15,7 +15,7 @@ from state import files
 from state.clock import Clock
 from state.database import Database
 from state.objects import ObjectStore
-from state.records import File, FileNotFound, OutOfSpace
+from state.records import Corrupt, File, FileNotFound, OutOfSpace
 from state.settings import Settings
 
 #: What a form may weigh beside its file, in bytes.
@@ -45,7 +45,9 @@ class Files:
         """POST /v1/files. Streams: nothing of the upload is held but the chunk in hand (invariant 12)."""
         refuse_encoded(request)
         reader = FormReader(request.headers.get("content-type", ""))
-        self._refuse_early(declared_length(request) or 0)
+        length = declared_length(request.headers) or 0
+        self._refuse_too_large(length)
+        self._refuse_without_room(length)
         if self._uploads >= MOST_UPLOADS:
             message = "Too many uploads at once; try again in a moment."
             raise ApiError(503, message, kind=errors.SERVER, code="overloaded", headers={"retry-after": "1"})
@@ -67,16 +69,19 @@ class Files:
             size = 0
             async for piece in pieces(request):
                 size += len(piece)
-                self._refuse_early(size)
+                self._refuse_too_large(size)
                 for event in reader.feed(piece):
                     await upload.take(event)
             reader.finish()
             return await upload.finish()
 
-    def _refuse_early(self, length: int) -> None:
+    def _refuse_too_large(self, length: int) -> None:
         """Refuses by the length of the whole form, so that a client learns it before it has sent everything."""
         if length > self._settings.max_file_bytes + _SLACK:
             raise errors.file_too_large()
+
+    def _refuse_without_room(self, length: int) -> None:
+        """Only before the first byte: later the form is part of what fills the disk, and the store looks for itself."""
         free = self._store.free_bytes()
         if free is not None and free - length < self._settings.min_free_bytes:
             raise OutOfSpace("too little room for this upload", needed=length, free=free)
@@ -113,7 +118,12 @@ class Files:
 
     async def content(self, request: Request) -> Response:
         """GET and HEAD /v1/files/{file_id}/content."""
-        return await content.reply(request, await self._named(request), self._store)
+        file = await self._named(request)
+        try:
+            return await content.reply(request, file, self._store)
+        except Corrupt:
+            await self._named(request)  # which says so, if the file was deleted between the row and its bytes
+            raise
 
     async def _named(self, request: Request) -> File:
         return await files.get(self._database, project_id=project_of(request), file_id=_file_id(request))

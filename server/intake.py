@@ -6,6 +6,8 @@ rest is read and dropped up to a limit, and only then the connection ends.
 """
 
 import asyncio
+import re
+import time
 from collections.abc import AsyncIterator
 
 import orjson
@@ -26,57 +28,63 @@ MOST_DRAINED = 512 * MIB
 LONGEST_DRAIN_S = 20.0
 #: Up to this length an unread body does not cost the connection.
 _SMALL = 64 * 1024
+_LENGTH = re.compile(r"[0-9]{1,20}")
 
 
 class BodyStalled(ApiError):
-    """The client stopped sending in the middle of a body."""
+    """The client stopped sending in the middle of a body, or sends next to nothing."""
 
-    def __init__(self, seconds: float) -> None:
-        super().__init__(
-            408,
-            f"No byte of the request's body arrived for {seconds:g} seconds.",
-            code="request_timeout",
-            headers={"connection": "close"},
-        )
+    def __init__(self, message: str) -> None:
+        super().__init__(408, message, code="request_timeout", headers={"connection": "close"})
 
 
 class Intake:
-    """Pure ASGI middleware around everything that reads a body."""
+    """Pure ASGI middleware around everything that reads a body.
 
-    def __init__(self, app: ASGIApp, *, body_timeout: float) -> None:
-        self._app, self._body_timeout = app, body_timeout
+    `body_timeout` is the longest wait for the next byte, in seconds. It is also what all waits together may exceed the time
+    in which the body would have come at `min_body_rate` bytes per second: else one byte a minute held an upload for ever.
+    """
+
+    def __init__(self, app: ASGIApp, *, body_timeout: float, min_body_rate: float) -> None:
+        self._app, self._body_timeout, self._min_body_rate = app, body_timeout, min_body_rate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = _Body(Headers(scope=scope), receive, send, self._body_timeout)
+        body = _Body(Headers(scope=scope), receive, send, self._body_timeout, self._min_body_rate)
         await self._app(scope, body.receive, body.send)
 
 
 class _Body:
     """One request's body on its way in, and the reply on its way out."""
 
-    def __init__(self, headers: Headers, receive: Receive, send: Send, timeout: float) -> None:
-        self._receive, self._send, self._timeout = receive, send, timeout
-        length = headers.get("content-length", "0")
-        self._length = int(length) if length.isdecimal() and len(length) < 19 else None
-        if "transfer-encoding" in headers:
-            self._length = None
+    def __init__(self, headers: Headers, receive: Receive, send: Send, timeout: float, rate: float) -> None:
+        self._receive, self._send, self._timeout, self._rate = receive, send, timeout, rate
+        self._length = None if "transfer-encoding" in headers else declared_length(headers) or 0
         self._unread = self._length != 0
-        self._stalled = False
+        self._waited, self._taken = 0.0, 0
 
     async def receive(self) -> Message:
         if not self._unread:
             return await self._receive()
+        patience = min(self._timeout, self._timeout + self._taken / self._rate - self._waited)
+        begun = time.monotonic()
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(patience):
                 message = await self._receive()
         except TimeoutError:
-            self._unread, self._stalled = False, True
-            raise BodyStalled(self._timeout) from None
+            self._unread = False
+            raise BodyStalled(self._why(patience)) from None
+        self._waited += time.monotonic() - begun
+        self._taken += len(message.get("body", b""))
         self._unread = message["type"] == "http.request" and message.get("more_body", False)
         return message
+
+    def _why(self, patience: float) -> str:
+        if patience == self._timeout:
+            return f"No byte of the request's body arrived for {self._timeout:g} seconds."
+        return f"The request's body arrives too slowly: fewer than {self._rate:g} bytes per second."
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start" and self._unread and not self._is_small():
@@ -115,10 +123,10 @@ def refuse_encoded(request: Request) -> None:
         raise ApiError(415, message, code="unsupported_content_encoding")
 
 
-def declared_length(request: Request) -> int | None:
+def declared_length(headers: Headers) -> int | None:
     """The Content-Length, where there is one."""
-    text = request.headers.get("content-length", "")
-    return int(text) if text.isdecimal() and len(text) < 19 else None
+    text = headers.get("content-length", "")
+    return int(text) if _LENGTH.fullmatch(text) else None
 
 
 async def pieces(request: Request) -> AsyncIterator[bytes]:
@@ -161,7 +169,7 @@ async def read_json_body(request: Request) -> bytes:
     A body must say that it is JSON: a page in a browser can send other kinds to a local server without asking it first.
     """
     refuse_encoded(request)
-    if (declared_length(request) or 0) > LARGEST_JSON:
+    if (declared_length(request.headers) or 0) > LARGEST_JSON:
         raise _body_too_large()
     body = bytearray()
     async for piece in pieces(request):

@@ -6,6 +6,7 @@ import errno
 import ipaddress
 import logging
 import math
+import resource
 import socket
 from collections.abc import Callable, Generator, Sequence
 
@@ -24,6 +25,8 @@ from state.wake import open_waker
 #: An idle connection is kept so long, in seconds: longer than the usual pause between two polls of a client.
 KEEP_ALIVE_S = 75
 _BACKLOG = 1024
+#: As many files as are worth being allowed to open.
+_MANY_FILES = 65_536
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +116,7 @@ def _announce(settings: Settings, port: int, listening: Callable[[int], None] | 
 def _config(app: Starlette, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=guarded(header_timeout=settings.header_timeout),
+        http=guarded(header_timeout=settings.header_timeout, most_connections=_open_files() // 2),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -124,6 +127,16 @@ def _config(app: Starlette, settings: Settings) -> uvicorn.Config:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(settings.shutdown_timeout),
     )
+
+
+def _open_files() -> int:
+    """How many files this process may have open, after asking for more. Connections may take half: uploads need some too."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, _MANY_FILES)
+    if soft < wanted:
+        with contextlib.suppress(ValueError, OSError):  # macOS allows less than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 async def _let_go(server: uvicorn.Server) -> None:

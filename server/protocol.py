@@ -1,31 +1,37 @@
-"""uvicorn's HTTP/1.1 protocol with what it leaves open: time and size limits on headers, and readers that never read.
+"""uvicorn's HTTP/1.1 protocol with what it leaves open: limits in time, size and number, and readers that never read.
 
-As it comes, a connection that sends half a header is held for ever, and so is one whose client stops reading. Bodies that
-stall are `server.intake`'s concern, because there the application can still answer.
+As it comes, a connection that sends half a header is held for ever, and so is one whose client stops reading; whoever sends
+requests ahead without end has them all kept, and trailers are taken for headers. Bodies that stall are `server.intake`'s
+concern, because there the application can still answer.
 """
 
 import asyncio
 from typing import Any, ClassVar
 
 import orjson
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from server.errors import ApiError
+from server.errors import SERVER, ApiError
 
 #: All header lines of a request together, in bytes.
 LARGEST_HEADER = 64 * 1024
 #: A client that takes nothing for so long, in seconds, while there is something to take, is disconnected.
 LONGEST_UNREAD_S = 120.0
+#: So many requests may wait on a connection behind the one that is answered.
+MOST_AHEAD = 16
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """One connection. `header_timeout` is set on a subclass by `guarded`, since uvicorn makes the instances."""
+    """One connection. Its limits are set on a subclass by `guarded`, since uvicorn makes the instances."""
 
     header_timeout: ClassVar[float] = 20.0
     unread_timeout: ClassVar[float] = LONGEST_UNREAD_S
+    most_connections: ClassVar[int] = 1024
 
     _deadline: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
+    #: The request that is answered; `cycle` is the one that was read last.
+    _answered: RequestResponseCycle | None = None
     #: Whether a header is complete and its body is not.
     _in_body = False
     #: What has come of the next header so far: raw bytes, and the lines that were parsed.
@@ -34,12 +40,18 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._await_header()
+        if len(self.connections) > self.most_connections:
+            self._refuse(_too_many_connections())
+        else:
+            self._await_header()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._clear_deadline()
         self._clear_stall()
         super().connection_lost(exc)
+        if self._answered is not None and self._answered is not self.cycle:  # uvicorn tells only the request read last
+            self._answered.disconnected = True
+            self._answered.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         if not self._in_body:
@@ -62,12 +74,15 @@ class GuardedProtocol(HttpToolsProtocol):
         self._line_bytes += len(name) + len(value)
         if self._line_bytes > LARGEST_HEADER:
             raise ValueError("the header is too large")  # the parser turns this into a 400, and we that into a 431
-        super().on_header(name, value)
+        if not self._in_body:  # what follows a body is a trailer and no header: the door must not read it
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._in_body, self._header_bytes = True, 0
         self._clear_deadline()
         super().on_headers_complete()
+        if len(self.pipeline) > MOST_AHEAD:
+            raise ValueError("too many requests are sent ahead")  # the parser calls this malformed: the connection ends
 
     def on_message_complete(self) -> None:
         self._in_body = False
@@ -80,6 +95,10 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(_header_too_large() if self._line_bytes > LARGEST_HEADER else ApiError(400, msg))
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     # Limits
 
@@ -120,21 +139,33 @@ class GuardedProtocol(HttpToolsProtocol):
             self._stall = None
 
     def _refuse(self, error: ApiError) -> None:
-        """Answers what never became a request, and ends the connection."""
+        """Answers what never became a whole request, and ends the connection; in silence where it would be taken for a reply.
+
+        The client may be waiting for the reply to an earlier request, or be in the middle of one.
+        """
+        if self._is_idle() or (self._in_body and not self.pipeline and not self.cycle.response_started):
+            self._write(error)
+        self.transport.close()
+
+    def _write(self, error: ApiError) -> None:
         body = orjson.dumps(error.body())
         head = (
             b"content-type: application/json\r\nx-content-type-options: nosniff\r\nconnection: close\r\n"
             b"content-length: " + str(len(body)).encode() + b"\r\n\r\n"
         )
         self.transport.write(STATUS_LINE[error.status] + head + body)
-        self.transport.close()
 
 
-def guarded(*, header_timeout: float) -> type[GuardedProtocol]:
+def guarded(*, header_timeout: float, most_connections: int) -> type[GuardedProtocol]:
     """The protocol with its limits filled in."""
-    limits: dict[str, Any] = {"header_timeout": header_timeout}
+    limits: dict[str, Any] = {"header_timeout": header_timeout, "most_connections": most_connections}
     return type("GuardedProtocol", (GuardedProtocol,), limits)
 
 
 def _header_too_large() -> ApiError:
     return ApiError(431, f"The request's header is larger than {LARGEST_HEADER} bytes.", code="header_too_large")
+
+
+def _too_many_connections() -> ApiError:
+    message = "Too many connections at once; try again in a moment."
+    return ApiError(503, message, kind=SERVER, code="overloaded")

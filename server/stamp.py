@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Stamp:
-    """Pure ASGI middleware, outermost: request id, headers, log line; turns what was raised inside into an answer."""
+    """Pure ASGI middleware, around all that refuse: request id, headers, log line; turns what was raised inside into an answer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -46,6 +46,9 @@ class Settings:
     api_keys: tuple[str, ...] = _say("keys that open the project `default`; none: local programs only", default=())
     header_timeout: float = _say("longest wait for a request's header", default=20.0)
     body_timeout: float = _say("longest wait for the next byte of a request's body", default=60.0)
+    min_body_rate: float = _say(
+        "slowest average of a request's body in bytes per second, once its waits add up to body_timeout", default=1024.0
+    )
     shutdown_timeout: float = _say("how long a stopping api lets requests under way finish", default=8.0)
 
     # Limits
@@ -169,6 +172,7 @@ _AT_LEAST: dict[str, float] = {
     "lease_ttl": 0.5,
     "lease_heartbeat": 0.1,
     "min_free_bytes": 0,
+    "min_body_rate": 0.001,
 }
 
 

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from state import files
+from state.objects.local import LocalStore
 from state.records import FileNotFound
 from tests.api.conftest import LINE, Api, Opener
 
@@ -174,6 +175,20 @@ async def test_a_full_disk_is_said_and_keeps_nothing(open_api: Opener) -> None:
         assert (error(reply)["code"], error(reply)["type"]) == ("insufficient_storage", "server_error")
         assert reply.headers["retry-after"] == "30"
         assert (await api.client.get("/v1/files")).json()["data"] == []
+
+
+async def test_an_upload_that_fits_is_not_counted_twice(open_api: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has arrived of it already takes room on the disk."""
+    content = LINE * (3_000_000 // len(LINE))
+    async with open_api() as api:
+        temporary = api.store.folder / ".tmp"
+
+        def free(store: LocalStore) -> int:
+            return api.settings.min_free_bytes + 4_000_000 - sum(path.stat().st_size for path in temporary.iterdir())
+
+        monkeypatch.setattr(LocalStore, "free_bytes", free)
+        assert (await api.upload(content)).status_code == 200
+        assert (await api.upload(content * 2)).status_code == 507
 
 
 # ---- listing -------------------------------------------------------------------------------------------------

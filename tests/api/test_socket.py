@@ -229,7 +229,7 @@ async def test_a_reader_that_takes_nothing_is_cut_off(listening: Listen, monkeyp
         reader, writer = await server.connect()
         writer.write(f"GET /v1/files/{reply.json()['id']}/content HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         await reader.readexactly(1)
-        await eventually(lambda: _requests_under_way() == 0)
+        await eventually(lambda: requests_under_way() == 0)
         with pytest.raises(asyncio.IncompleteReadError):
             await reader.readexactly(len(content))
 
@@ -283,7 +283,7 @@ async def test_stopping_lets_a_request_under_way_finish(listening: Listen) -> No
         body = FORM + LINE + b"\r\n--x--\r\n"
         reader, writer = await server.connect()
         writer.write(upload_head(len(body), port=server.port) + body[:100])
-        await eventually(lambda: _requests_under_way() > 0)
+        await eventually(lambda: requests_under_way() > 0)
         server.stop.set()
         writer.write(body[100:])
         status, _, told = await reply_of(reader)
@@ -300,5 +300,5 @@ async def test_stopping_waits_no_longer_than_it_is_told(listening: Listen) -> No
         assert list((server.data / "objects" / ".tmp").iterdir()) == []
 
 
-def _requests_under_way() -> int:
+def requests_under_way() -> int:
     return sum("run_asgi" in str(task.get_coro()) for task in asyncio.all_tasks())
