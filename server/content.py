@@ -34,7 +34,7 @@ async def reply(request: Request, file: File, store: ObjectStore) -> Response:
         headers["etag"] = tag
     if ranges.is_unchanged(request.headers.get("if-none-match"), tag):
         return Response(status_code=304, headers=headers)
-    span = _span(request, file, tag)
+    span = _span(request, file, tag) if request.method == "GET" else None  # RFC 9110, section 14.2
     headers["content-type"] = "application/octet-stream"
     headers["content-length"] = str(file.bytes if span is None else span.length)
     if span is not None:
@@ -93,7 +93,8 @@ class _Download(Response):
 
 
 async def _until_gone(receive: Receive) -> None:
-    """Ends when the client has gone, or stalls in a body that a download does not want."""
-    with contextlib.suppress(BodyStalled):
-        while (await receive())["type"] != "http.disconnect":
-            pass
+    """Ends when the client has gone. A download wants no body, so it does not matter how one comes."""
+    kind = ""
+    while kind != "http.disconnect":
+        with contextlib.suppress(BodyStalled):
+            kind = (await receive())["type"]
