@@ -7,6 +7,7 @@ name a loopback host (a page that rebinds its own name to 127.0.0.1 cannot), and
 
 import hashlib
 import ipaddress
+import re
 from collections.abc import Iterable, Mapping
 
 from starlette.datastructures import Headers
@@ -21,6 +22,7 @@ DEFAULT_PROJECT = "default"
 #: Open to probes without a key. `/readyz/engine` is not: causes may name machines of the inside.
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 
+_HOST = re.compile(r"\[([^\]]*)\](?::[0-9]*)?|([^:\[\]]*)(?::[0-9]*)?")
 _CHALLENGE = {"www-authenticate": "Bearer"}
 
 
@@ -107,10 +109,9 @@ def masked(key: str) -> str:
 
 
 def _without_port(host: str) -> str:
-    host = host.strip().lower()
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].removesuffix(".")
+    """The name or address in a Host header; nothing where the header is none."""
+    found = _HOST.fullmatch(host.strip().lower())
+    return (found[1] or found[2] or "").removesuffix(".") if found else ""
 
 
 def _digest(key: bytes) -> bytes:
