@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from engine.orchestrator.loop import pause
 from state.records import Corrupt, OutOfSpace, OvernightError, Unavailable
 
-#: Seconds until a job looks again for room on the disk, for a person who mends corrupt data, for the large lane.
-SPACE_DELAY, CORRUPT_DELAY, BUSY_DELAY = 5.0, 60.0, 2.0
+#: Seconds until a job looks again for room on the disk, and for a person who mends corrupt data.
+SPACE_DELAY, CORRUPT_DELAY = 5.0, 60.0
+#: Seconds until a job looks again for the large lane: so many more at each look, so that hundreds of large batches in a
+#: queue do not keep the database busy with looking.
+BUSY_DELAY, LONGEST_BUSY_DELAY = 1.0, 30.0
 #: Seconds until a plan looks again for the first model: often while that is likely to come soon, then more seldom.
 MODEL_DELAY, MODEL_DELAY_LATER, MODEL_SOON = 1.0, 5.0, 60
 
@@ -46,7 +49,8 @@ def setback(error: Exception, *, failures: int) -> Setback:
             delay = MODEL_DELAY if failures <= MODEL_SOON else MODEL_DELAY_LATER
             return Setback(delay, reason, lost=False, level=logging.INFO if failures == 1 else logging.DEBUG)
         case LaneBusy():
-            return Setback(BUSY_DELAY, reason, lost=False, level=logging.DEBUG)
+            delay = min(BUSY_DELAY * failures, LONGEST_BUSY_DELAY)
+            return Setback(delay, reason, lost=False, level=logging.DEBUG)
         case StoppedMeanwhile():
             return Setback(0.0, reason, lost=False, level=logging.INFO)
         case OutOfSpace():

@@ -9,10 +9,9 @@ One circuit for the engine and one for each lane (an endpoint and a model) that 
   lets others go first. A circuit in doubt (see `outcome`) lets the canary pass instead.
 
 A success closes a circuit if its request was sent after the circuit opened; in doubt any success does, since "nothing
-succeeds" was the reason. Pure but for the event that wakes those who wait; the clock is handed in.
+succeeds" was the reason. Pure; the clock is handed in.
 """
 
-import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -21,7 +20,7 @@ from engine.worker.outcome import EngineFailure, Scope
 from engine.worker.pulse import Lane
 from engine.worker.retry import pause
 
-#: How soon to ask again while another request is the probe, in seconds; a change wakes those who wait earlier.
+#: How soon to ask again while another request is the probe, in seconds.
 ASK_AGAIN: Final = 1.0
 
 
@@ -43,7 +42,6 @@ class Breaker:
     def __init__(self, *, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._circuits: dict[Lane | None, _Circuit] = {}
-        self._changed = asyncio.Event()
 
     def admit(self, lane: Lane, *, unlucky: bool = False, others_wait: bool = False) -> float:
         """Whether a request of this lane may be sent now: 0.0 yes, else the seconds after which to ask again.
@@ -61,19 +59,6 @@ class Breaker:
                 circuit.probing = True
         return wait
 
-    async def permit(self, lane: Lane, *, unlucky: bool = False) -> None:
-        """Returns when a request of this lane may be sent; like `admit`, it makes the request the probe."""
-        while delay := self.admit(lane, unlucky=unlucky):
-            await self.changed(within=delay)
-
-    async def changed(self, *, within: float) -> None:
-        """Returns when any circuit opened or closed, at the latest after `within` seconds."""
-        try:
-            async with asyncio.timeout(within):
-                await self._changed.wait()
-        except TimeoutError:
-            return
-
     def failed(self, lane: Lane, failure: EngineFailure, *, sent_at: float) -> None:
         """An engine failure was met by a request that was sent at `sent_at` (monotonic)."""
         self.abandoned(lane, sent_at=sent_at)
@@ -86,27 +71,22 @@ class Breaker:
             if circuit.in_doubt:
                 circuit.cause, circuit.in_doubt = cause, False
                 circuit.until = max(circuit.until, now + pause(circuit.failures, None))
-        self._wake()
 
     def succeeded(self, lane: Lane, *, sent_at: float) -> None:
         """A request, or the canary, was answered."""
         closing = [k for k in (None, lane) if (c := self._circuits.get(k)) and (c.in_doubt or sent_at > c.opened)]
         for key in closing:
             del self._circuits[key]
-        if closing:
-            self._wake()
 
     def abandoned(self, lane: Lane, *, sent_at: float) -> None:
         """A request came to nothing that says anything about the engine: if it was the probe, another may be."""
         for circuit in self._of(lane):
             if circuit.probing and sent_at > circuit.opened:
                 circuit.probing = False
-                self._wake()
 
     def reset(self) -> None:
         """All is forgotten: a new engine has started."""
         self._circuits.clear()
-        self._wake()
 
     def cause(self) -> str | None:
         """Why feeding pauses, for people; None while every circuit is closed."""
@@ -139,11 +119,6 @@ class Breaker:
             return
         circuit.until = max(circuit.until, now + pause(circuit.failures, failure.retry_after))
         circuit.in_doubt = circuit.in_doubt or failure.in_doubt
-        self._wake()
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
 
 
 def _wait(circuit: _Circuit, now: float) -> float:

@@ -50,10 +50,6 @@ class Poison(Generic[Key]):
         """The requests that may be at the engine now, those of them that are not yet answered."""
         return self._groups[0] if self._groups else ()
 
-    def may_send(self, key: Key) -> bool:
-        """Whether this request may be sent now."""
-        return not self._groups or key in self._groups[0]
-
     def died(self, at_engine: Iterable[Key]) -> tuple[Key, ...]:
         """The engine has died with these requests there. Returns those that are to be quarantined.
 

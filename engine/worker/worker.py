@@ -23,7 +23,7 @@ from state.database import Database
 from state.objects import ObjectStore
 from state.records import ShardLease
 from state.settings import Settings
-from state.shards import Candidate, Renewal
+from state.shards import Renewal
 from state.wake import Waker
 
 log = logging.getLogger(__name__)
@@ -108,7 +108,10 @@ class Worker:
         self.hungry = False
         if not self._may_claim():
             return
-        candidates = {c.batch_id: c for c in await self.claimer.candidates(self.models) if not self._is_shunned(c)}
+        now = self._clock.monotonic()
+        self._shunned = {batch: until for batch, until in self._shunned.items() if until > now}
+        found = await self.claimer.candidates(self.models)
+        candidates = {c.batch_id: c for c in found if c.batch_id not in self._shunned}
         self.desk.scheduler.unclaimed = {b: c.ready_shards * self._usual_requests() for b, c in candidates.items()}
         while self._may_claim():
             at_hand = count_at_hand(list(self.shards.values()))
@@ -153,9 +156,6 @@ class Worker:
     def engine_fails(self) -> bool:
         """Whether the whole engine takes no requests at present, and not one lane of it only."""
         return not self.triage.breaker.closed(NO_LANE)
-
-    def _is_shunned(self, candidate: Candidate) -> bool:
-        return self._shunned.get(candidate.batch_id, 0.0) > self._clock.monotonic()
 
     def _waiting(self) -> int:
         return sum(shard.sendable for shard in self.shards.values())

@@ -208,7 +208,7 @@ class LocalWriter:
         if not self._waiting:
             return
         self._refuse_if_short()
-        data, self._waiting = bytes(self._waiting), bytearray()
+        data, self._waiting = self._waiting, bytearray()
         self._size += len(data)
         with _as_ours(self._key, self._free):
             await asyncio.gather(self._run(lambda: self._digest.update(data)), self._file.write(data))

@@ -1,4 +1,3 @@
-import asyncio
 
 import pytest
 
@@ -6,7 +5,6 @@ from engine.worker.breaker import ASK_AGAIN, Breaker
 from engine.worker.outcome import EngineFailure, History, Scope
 from engine.worker.pulse import ALIVE_FOR, MOST_FAILURES, Lane, Pulse, Scene
 from state.clock import ManualClock
-from tests.support.waiting import eventually
 
 CHAT = Lane("/v1/chat/completions", "m")
 EMBED = Lane("/v1/embeddings", "m")
@@ -174,17 +172,6 @@ def test_a_new_engine_starts_with_a_clean_slate(breaker: Breaker, clock: ManualC
     _fail(breaker, clock)
     breaker.reset()
     assert breaker.admit(CHAT) == 0.0
-
-
-async def test_who_waits_for_a_permit_is_woken_by_a_success(breaker: Breaker, clock: ManualClock) -> None:
-    _fail(breaker, clock)
-    clock.advance(1.0)
-    await breaker.permit(CHAT)
-    waiting = asyncio.create_task(breaker.permit(CHAT))
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    breaker.succeeded(CHAT, sent_at=clock.monotonic())
-    await eventually(waiting.done, within=0.9 * ASK_AGAIN)
 
 
 def test_a_lane_is_alive_for_some_seconds_after_a_success(clock: ManualClock) -> None:

@@ -40,7 +40,7 @@ def failing(error: Exception, *, times: int, kind: type = object):
         (OutOfSpace("full", needed=2, free=1), 5.0, False),
         (Corrupt("twice"), 60.0, False),
         (NoModelYet("none"), 1.0, False),
-        (LaneBusy("busy"), 2.0, False),
+        (LaneBusy("busy"), 3.0, False),
         (StoppedMeanwhile("stopped"), 0.0, False),
         (ChildDied("gone"), 2.0, True),
         (ChildFailed("bug"), 2.0, True),
@@ -52,6 +52,10 @@ def test_only_an_attempt_that_took_its_process_along_counts_against_a_job(error,
     decided = setback(error, failures=3)
     assert (decided.delay, decided.lost) == (delay, lost)
     assert decided.reason
+
+
+def test_the_large_lane_is_looked_for_more_seldom_the_longer_it_is_busy():
+    assert [setback(LaneBusy("busy"), failures=n).delay for n in (1, 2, 10, 100)] == [1.0, 2.0, 10.0, 30.0]
 
 
 def test_a_model_is_looked_for_every_second_and_later_every_five():
