@@ -74,6 +74,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._line_bytes += len(name) + len(value)
         if self._line_bytes > LARGEST_HEADER:
             raise ValueError("the header is too large")  # the parser turns this into a 400, and we that into a 431
+        if name.lower() == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            raise ValueError("an unknown transfer coding")  # which a proxy in front may have read in another way
         if not self._in_body:  # what follows a body is a trailer and no header: the door must not read it
             super().on_header(name, value)
 
@@ -149,11 +151,15 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _write(self, error: ApiError) -> None:
         body = orjson.dumps(error.body())
-        head = (
-            b"content-type: application/json\r\nx-content-type-options: nosniff\r\nconnection: close\r\n"
-            b"content-length: " + str(len(body)).encode() + b"\r\n\r\n"
-        )
-        self.transport.write(STATUS_LINE[error.status] + head + body)
+        headers = {
+            "content-type": "application/json",
+            "x-content-type-options": "nosniff",
+            "connection": "close",
+            "content-length": str(len(body)),
+            **error.headers,
+        }
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self.transport.write(STATUS_LINE[error.status] + lines.encode("ascii") + b"\r\n" + body)
 
 
 def guarded(*, header_timeout: float, most_connections: int) -> type[GuardedProtocol]:
@@ -168,4 +174,4 @@ def _header_too_large() -> ApiError:
 
 def _too_many_connections() -> ApiError:
     message = "Too many connections at once; try again in a moment."
-    return ApiError(503, message, kind=SERVER, code="overloaded")
+    return ApiError(503, message, kind=SERVER, code="overloaded", headers={"retry-after": "1"})

@@ -50,6 +50,17 @@ async def test_a_key_in_a_trailer_opens_nothing(listening: Listen) -> None:
         assert (await reply_of(reader))[0] == 401
 
 
+@pytest.mark.parametrize(
+    "coding", [b"gzip, chunked", b"chunked, gzip", b"xchunked", b"identity\r\nTransfer-Encoding: chunked", b"identity"]
+)
+async def test_a_body_that_a_proxy_may_read_in_another_way_is_refused(listening: Listen, coding: bytes) -> None:
+    async with listening() as server:
+        reader, writer = await server.connect()
+        writer.write(create_head(b"Transfer-Encoding: " + coding) + b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY))
+        assert (await reply_of(reader))[0] == 400
+        assert await is_closed(reader)
+
+
 # ---- requests sent ahead ---------------------------------------------------------------------------------------
 
 
@@ -113,8 +124,8 @@ async def test_connections_beyond_the_bound_are_told_so(listening: Listen, monke
         writer.write(PROBE)
         assert (await reply_of(reader))[0] == 200
         refused, _ = await server.connect()
-        status, _, body = await reply_of(refused)
-        assert (status, body["error"]["code"]) == (503, "overloaded")
+        status, headers, body = await reply_of(refused)
+        assert (status, body["error"]["code"], headers["retry-after"]) == (503, "overloaded", "1")
         assert await is_closed(refused)
         writer.close()
 
