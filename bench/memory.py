@@ -79,11 +79,10 @@ def main() -> None:
             sampler = Sampler(server)
             sampler.start()
             began = time.monotonic()
-            with server.client as client:
-                file = client.files.create(file=path, purpose="batch")
-                batch = client.batches.create(
-                    input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
-                )
+            file = server.client.files.create(file=path, purpose="batch")
+            batch = server.client.batches.create(
+                input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+            )
             batch = server.ended(batch.id, within=900)
             seconds = time.monotonic() - began
             sampler.done.set()

@@ -38,20 +38,20 @@ def span(stats: dict[str, Any]) -> float:
 def overnight(stub: StubProcess, server: Overnight, path: Path, requests: int, results: Path) -> tuple[float, float]:
     """Seconds from first to last reply, and from the upload's start to both files on disk."""
     stub.reset()
-    with server.client as client:
-        began = time.monotonic()
-        file = client.files.create(file=path, purpose="batch")
-        batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
-        while batch.status not in ("completed", "failed"):
-            time.sleep(0.1)
-            batch = client.batches.retrieve(batch.id)
-        counts = batch.request_counts
-        if batch.status != "completed" or counts is None or counts.completed != requests:
-            sys.exit(f"the batch went wrong: {batch}")
-        assert batch.output_file_id
-        with client.files.with_streaming_response.content(batch.output_file_id) as reply:
-            reply.stream_to_file(results)
-        whole = time.monotonic() - began
+    client = server.client
+    began = time.monotonic()
+    file = client.files.create(file=path, purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+    while batch.status not in ("completed", "failed"):
+        time.sleep(0.1)
+        batch = client.batches.retrieve(batch.id)
+    counts = batch.request_counts
+    if batch.status != "completed" or counts is None or counts.completed != requests:
+        sys.exit(f"the batch went wrong: {batch}")
+    assert batch.output_file_id
+    with client.files.with_streaming_response.content(batch.output_file_id) as reply:
+        reply.stream_to_file(results)
+    whole = time.monotonic() - began
     return span(stub.stats()), whole
 
 

@@ -25,6 +25,9 @@ MAX_DEPTH: Final = 512
 #: How much of an answer that is no JSON is quoted in the error made of it, in characters.
 QUOTED: Final = 1000
 
+#: Longest model name and id of a reply that are kept, in characters.
+LONGEST_NAME: Final = 256
+
 #: No tokens, or none that were told.
 NO_USAGE: Final = Usage()
 
@@ -63,10 +66,10 @@ class Ending(NamedTuple):
 class _Top(msgspec.Struct):
     """The few top-level fields that are read; msgspec checks the rest without building it."""
 
-    usage: msgspec.Raw = msgspec.Raw(b"null")
-    model: msgspec.Raw = msgspec.Raw(b"null")
-    id: msgspec.Raw = msgspec.Raw(b"null")
-    error: msgspec.Raw = msgspec.Raw(b"null")
+    usage: Any = None
+    model: Any = None
+    id: Any = None
+    error: Any = None
 
 
 _decode_top = msgspec.json.Decoder(_Top).decode
@@ -79,12 +82,11 @@ def read_answer(body: bytes) -> Answer:
         NotConforming: it is not; such a reply is the engine's failure, not the request's.
     """
     top = _parse(body)
-    model, answer_id = _plain(top.model), _plain(top.id)
     return Answer(
         body=safe(body),
-        usage=usage_of(_plain(top.usage)),
-        model=model if isinstance(model, str) else None,
-        id=answer_id if isinstance(answer_id, str) else None,
+        usage=usage_of(top.usage),
+        model=_name(top.model),
+        id=_name(top.id),
     )
 
 
@@ -94,7 +96,7 @@ def read_refusal(body: bytes, status: int) -> bytes:
     An OpenAI error, `{"error": {...}}`, stays as it is; anything else is put into one.
     """
     try:
-        if bytes(_parse(body).error).startswith(b"{"):
+        if isinstance(_parse(body).error, dict):
             return safe(body)
         return _wrapped_object(_load(body), status)
     except NotConforming:
@@ -104,7 +106,7 @@ def read_refusal(body: bytes, status: int) -> bytes:
 def is_openai_error(body: bytes) -> bool:
     """Whether a body is an OpenAI error: an object whose `error` is an object."""
     try:
-        return bytes(_parse(body).error).startswith(b"{")
+        return isinstance(_parse(body).error, dict)
     except NotConforming:
         return False
 
@@ -160,6 +162,11 @@ def usage_of(value: Any) -> Usage:
     )
 
 
+def _name(value: Any) -> str | None:
+    """A name that the database can keep: no text with NUL, or with half a character (a lone surrogate)."""
+    return value if isinstance(value, str) and len(value) <= LONGEST_NAME and value.isprintable() else None
+
+
 def _details(usage: dict[str, Any], *names: str) -> dict[str, Any]:
     for name in names:
         if isinstance(found := usage.get(name), dict):
@@ -198,8 +205,7 @@ def _parse_slowly(body: bytes, first: Exception) -> _Top:
         raise NotConforming(f"the reply is not valid JSON: {first}") from None
     if not isinstance(value, dict):
         raise NotConforming("the reply is not a JSON object")
-    fields = {k: json.dumps(value[k]).encode() for k in _Top.__struct_fields__ if k in value}
-    return _Top(**{k: msgspec.Raw(v) for k, v in fields.items()})
+    return _Top(**{name: value.get(name) for name in _Top.__struct_fields__})
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -215,10 +221,6 @@ def _load(body: bytes) -> Any:
             return json.loads(body)
         except (ValueError, RecursionError) as error:  # an integer of 5,000 digits, say
             raise NotConforming(f"the reply cannot be read: {error}") from None
-
-
-def _plain(raw: msgspec.Raw) -> Any:
-    return _load(bytes(raw))
 
 
 def _may_be_deep(body: bytes) -> bool:

@@ -1,4 +1,3 @@
-
 import pytest
 
 from engine.worker.breaker import ASK_AGAIN, Breaker

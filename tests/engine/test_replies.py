@@ -222,3 +222,10 @@ def test_whatever_a_refusal_holds_its_line_is_strict_json_with_an_error_object(b
 def test_answers_go_to_the_output_file_and_everything_else_to_the_error_file() -> None:
     marks = [succeeded(200, read_answer(b"{}"), None).mark, refused(400, b"", None).mark, unanswered("x", "y").mark]
     assert marks == [OUTPUT, ERROR, ERROR]
+
+
+@pytest.mark.parametrize("value", ['"a\\ud83d"', '"a\\u0000"', f'"{"x" * 300}"', "7", "null", "[]"])
+def test_a_name_that_no_database_keeps_is_as_good_as_none(value: str) -> None:
+    body = f'{{"id": {value}, "model": {value}}}'.encode()
+    answer = read_answer(body)
+    assert (answer.id, answer.model, answer.body) == (None, None, body)

@@ -20,6 +20,7 @@ BODIES = {
     "array": b"[1,2]",
     "empty": b"",
     "latin1": b'{"text":"caf\xe9"}',
+    "surrogate": b'{"id":"\\ud83d","model":"a\\ud83d","choices":[]}',
     "separators": b'{\r\n "text": "a\xe2\x80\xa8b\xe2\x80\xa9c\xc2\x85d",\n "n": 12345678901234567890, "x": 1.10 }\n',
 }
 

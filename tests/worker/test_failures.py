@@ -41,6 +41,16 @@ async def test_a_request_that_always_fails_becomes_an_error_line_and_blocks_nobo
     assert (record.counts.completed, record.counts.failed) == (30, 1)
 
 
+async def test_a_reply_whose_model_is_no_text_that_can_be_kept_is_committed_all_the_same(
+    farm: Farm, stub: Stub
+) -> None:
+    batch = await farm.plan(["[[stub body=surrogate]] odd", "fine"])
+    async with farm.worker(upstream=stub.url):
+        await eventually(lambda: farm.ended(batch))
+    assert (await farm.batch(batch)).counts.completed == 2
+    assert stub.calls_of(chat("[[stub body=surrogate]] odd")) == 1
+
+
 async def test_a_bad_request_is_final_at_once(farm: Farm, stub: Stub) -> None:
     batch = await farm.plan(["[[stub status=400]] bad", "good"])
     async with farm.worker(upstream=stub.url):
