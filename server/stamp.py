@@ -73,8 +73,9 @@ class _Reply:
         """The log line. It holds no text of the client's: the route's template stands for the path."""
         route = self._scope.get("route")
         template = getattr(route, "path", "-")
-        level = logging.DEBUG if template.startswith(_QUIET) else logging.INFO
         method = self._scope["method"]
+        polled = template.startswith(_QUIET) or (method in ("GET", "HEAD") and self.status < 400)
+        level = logging.DEBUG if polled else logging.INFO  # clients that poll would drown everything else
         fields = {
             "request_id": self.request_id,
             "method": method if _METHOD.fullmatch(method) else "-",

@@ -1,7 +1,7 @@
 """`overnight serve`, and the roles alone: `api`, `orchestrator`, `worker`.
 
 The same functions run a role for a person and for the supervisor; a child of the supervisor finds its orders in the
-environment (server/handover.py).
+environment (server/roles/handover.py).
 """
 
 import argparse
@@ -12,7 +12,7 @@ from typing import Any
 
 from server.cli.exits import FAILED
 from server.cli.parser import FLAGS, REPEATED
-from server.handover import Orders, orders_from
+from server.roles.handover import Orders, orders_from
 from state.records import SettingsError
 from state.settings import Settings
 
@@ -32,8 +32,8 @@ def serve(args: argparse.Namespace) -> int:
     """Everything on this machine."""
     settings = settings_from(args)
     _must_have_an_engine(settings)
-    from server import embedded
-    from server.supervise import roles_for
+    from server.roles import embedded
+    from server.roles.supervise import roles_for
 
     return embedded.run(embedded.Plan(settings, roles_for(settings), sole=True))
 
@@ -42,8 +42,8 @@ def api(args: argparse.Namespace) -> int:
     """The HTTP api; beside it, unless told not to, an orchestrator."""
     orders = orders_from(os.environ)
     if orders is None and not args.no_orchestrator:
-        from server import embedded
-        from server.supervise import Role
+        from server.roles import embedded
+        from server.roles.supervise import Role
 
         roles = (Role("api", "api"), Role("orchestrator", "orchestrator"))
         return embedded.run(embedded.Plan(settings_from(args), roles, sole=False))
@@ -78,7 +78,7 @@ def _must_have_an_engine(settings: Settings) -> None:
 
 def _run(kind: str, start: Start, args: argparse.Namespace, orders: Orders | None) -> int:
     """Runs the role: for the supervisor under its orders, or for a person, who also wants the schema up to date."""
-    from server import child, embedded
+    from server.roles import child, embedded
 
     settings = orders.settings if orders else settings_from(args)
     name = orders.holder.rpartition("-")[0] if orders else kind
@@ -95,9 +95,9 @@ def _run(kind: str, start: Start, args: argparse.Namespace, orders: Orders | Non
 
 
 async def _api(settings: Settings, orders: Orders | None, stop: asyncio.Event) -> None:
-    from server.child import Lifeline
-    from server.embedded import tell
     from server.listen import serve as listen
+    from server.roles.child import Lifeline
+    from server.roles.embedded import tell
 
     ready = Lifeline(os.dup(orders.lifeline)).ready if orders else _nothing
 
@@ -135,7 +135,7 @@ def _holder(kind: str, orders: Orders | None) -> str:
 def _say_ready(orders: Orders | None) -> None:
     """These roles have nothing to open before they work; the api speaks for itself once it listens."""
     if orders is not None:
-        from server.child import Lifeline
+        from server.roles.child import Lifeline
 
         Lifeline(os.dup(orders.lifeline)).ready()
 

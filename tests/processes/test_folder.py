@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from server import folder
+from server.roles import folder
 
 
 def test_the_folder_is_private_even_if_it_was_not(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_a_second_taker_is_told_who_has_it(tmp_path: Path) -> None:
 
 def test_the_lock_lasts_until_the_last_child_has_ended_and_its_end_is_awaited(tmp_path: Path) -> None:
     folder.prepare(tmp_path)
-    took = "import subprocess, sys; from pathlib import Path; from server import folder\n"
+    took = "import subprocess, sys; from pathlib import Path; from server.roles import folder\n"
     took += f"held = folder.lock(Path({str(tmp_path)!r}))\n"
     took += "child = subprocess.Popen(['sleep', '60'], pass_fds=(held,), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL); print(child.pid)"
     child = int(subprocess.run([sys.executable, "-c", took], capture_output=True, text=True, check=True).stdout)
@@ -51,7 +51,7 @@ def test_the_lock_lasts_until_the_last_child_has_ended_and_its_end_is_awaited(tm
 
 def test_a_holder_that_was_killed_but_not_yet_waited_for_counts_as_gone(tmp_path: Path) -> None:
     folder.prepare(tmp_path)
-    took = "import subprocess, sys, time; from pathlib import Path; from server import folder\n"
+    took = "import subprocess, sys, time; from pathlib import Path; from server.roles import folder\n"
     took += f"held = folder.lock(Path({str(tmp_path)!r}))\n"
     took += "child = subprocess.Popen(['sleep', '60'], pass_fds=(held,), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL); print(child.pid, flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", took], stdout=subprocess.PIPE, text=True) as holder:

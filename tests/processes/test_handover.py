@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from server.handover import VARIABLE, Orders, environment, orders_from
+from server.roles.handover import VARIABLE, Orders, environment, orders_from
 from state.records import SettingsError
 from state.settings import Settings
 

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from server.unblock import is_locked
+from server.roles.unblock import is_locked
 from tests.processes.books import assert_balanced, lines_of
 from tests.support.overnight import Overnight
 from tests.support.stub_process import StubProcess

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from server import folder
-from server.supervise import Role, Supervisor, roles_for
+from server.roles import folder
+from server.roles.supervise import Role, Supervisor, roles_for
 from state.database import upgrade
 from state.settings import Settings
 from tests.support.waiting import eventually

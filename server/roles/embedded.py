@@ -13,9 +13,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from server import folder, logs
-from server.supervise import Role, Supervisor
-from server.unblock import keep_writable
+from server import logs
+from server.roles import folder
+from server.roles.supervise import Role, Supervisor
+from server.roles.unblock import keep_writable
 from state import jobs, shards, workers
 from state.database import Database, upgrade
 from state.records import OvernightError, Unavailable

@@ -17,8 +17,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from server.child import MISCONFIGURED
-from server.handover import Orders, environment
+from server.roles.child import MISCONFIGURED
+from server.roles.handover import Orders, environment
 from state.settings import Settings
 
 #: The whole stop must be done within ten seconds; what is left after this many is killed.

@@ -11,7 +11,7 @@ import contextlib
 import sqlite3
 from pathlib import Path
 
-from server.supervise import Supervisor
+from server.roles.supervise import Supervisor
 
 #: Seconds between two looks, and how long one waits for the lock.
 EVERY_S, PATIENCE_S = 2.0, 1.0

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from server import logs
-from server.handover import Orders
+from server.roles.handover import Orders
 from state.records import SettingsError
 from state.settings import Settings
 
