@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 DEMO := $(CURDIR)/.demo
 export OVERNIGHT_ENGINE_HOME ?= $(DEMO)/engine
 
-.PHONY: help setup engine check test demo serve format clean
+.PHONY: help setup engine check test demo serve bench format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,10 @@ demo: engine ## a server with a real model, 40 requests through the openai SDK, 
 
 serve: engine ## the demo's server, kept running on http://127.0.0.1:8000/v1
 	@$(BIN)/overnight serve --model demo --data $(DEMO)
+
+bench: setup ## what Overnight costs beside a bare loop, and the memory of a full batch
+	$(BIN)/python -m bench.overhead
+	$(BIN)/python -m bench.memory
 
 format: setup ## rewrite the code in the agreed format
 	$(BIN)/ruff format .
