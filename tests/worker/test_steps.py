@@ -1,5 +1,6 @@
 """The worker's steps one by one, on a clock that moves only when told to."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -11,6 +12,7 @@ from engine.worker.shard import NO_HISTORY
 from engine.worker.worker import IDLE_S, SHUN_S, Worker
 from state import shards
 from state.clock import ManualClock
+from state.objects import Stored
 from state.shards import Renewal
 from state.wake import PollingWaker
 from tests.support.waiting import eventually
@@ -137,12 +139,22 @@ async def test_what_a_lost_shard_had_finished_leaves_memory(farm: Farm, worker: 
     await eventually(lambda: worker.feed.in_flight == 0)
 
 
-async def test_a_renewal_that_finds_a_shard_closed_by_ourselves_is_no_loss(farm: Farm, worker: Worker) -> None:
+async def test_a_renewal_that_finds_a_shard_closed_by_ourselves_is_no_loss(
+    farm: Farm, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     batch = await farm.plan(["[[echo:latency=0]] a"], model="echo")
+    put, heard = farm.store.put, asyncio.Event()
+
+    async def put_later(key: str, data: bytes) -> Stored:
+        await heard.wait()
+        return await put(key, data)
+
+    monkeypatch.setattr(farm.store, "put", put_later)
     await worker.claim_what_is_due()
     shard = worker.shards[batch, 0]
     await eventually(lambda: shard.committing is not None)
     worker.heard({(batch, 0): 1}, Renewal(frozenset(), frozenset([(batch, 0)]), frozenset()))
+    heard.set()
     await eventually(lambda: farm.ended(batch))
     assert sorted(await farm.lines(batch)) == [0]
 
