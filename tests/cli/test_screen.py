@@ -18,7 +18,8 @@ def _watched_on_a_terminal(fake: Fake, more: Mapping[str, str]) -> tuple[str, st
     running = [(200, batch("in_progress", completed=n, total=4)) for n in range(4)]
     fake.answer("GET /batches/batch_1", *running, (200, batch("completed", completed=4, total=4)))
     ours, theirs = pty.openpty()
-    environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "OPENAI_BASE_URL": fake.url, **more}
+    inherited = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "CI")}
+    environ = {**inherited, "TERM": "xterm-256color", "COLUMNS": "120", "OPENAI_BASE_URL": fake.url, **more}
     command = [sys.executable, "-m", "server.cli", "watch", "batch_1"]
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=theirs, text=True) as process:
         os.close(theirs)
