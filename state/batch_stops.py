@@ -63,7 +63,8 @@ async def close_stopped(db: Database, *, batch_id: str, now: float, stop_grace: 
 
     Closes, with the epoch counted up, the shards that nobody holds: never claimed, given back, or their lease run out;
     and all of them once the batch has been stopped for `stop_grace` seconds, because a worker that was told so long ago
-    will not. A batch that was cancelled before it was planned ends here, without files.
+    will not. A stop that seems to lie that far ahead was noted before the clock was set back, and counts as old: else the
+    batch would wait until the clock has caught up (invariants 7 and 8). A batch that was cancelled before it was planned ends here, without files.
     """
     if await _end_unplanned(db, batch_id, BatchStatus.CANCELLING, BatchStatus.CANCELLED, now):
         return True
@@ -154,7 +155,7 @@ async def _close_some(db: Database, batch_id: str, now: float, stop_grace: float
         batch = await _stopped_batch(conn, batch_id)
         if batch is None:
             return False
-        overdue = batch.stopped_at + stop_grace <= now
+        overdue = abs(now - batch.stopped_at) >= stop_grace
         free = or_(shards.c.state == WorkState.READY, shards.c.lease_until < now)
         mine = (
             select(shards.c.n)

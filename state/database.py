@@ -15,6 +15,7 @@ import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
+from urllib.parse import unquote
 
 from sqlalchemy import Connection, Table, event, text
 from sqlalchemy.dialects import postgresql, sqlite
@@ -291,8 +292,11 @@ def parse(url: str) -> URL:
     except ArgumentError as error:
         raise SettingsError(f"not a database URL: {error}") from error
     if kind == "sqlite":
+        # Not every SQLAlchemy takes the quotes out of a path; a folder's name may hold `?` and `%`.
+        path = unquote(url.partition(":///")[2].partition("?")[0])
+        parsed = parsed.set(drivername="sqlite+aiosqlite", database=path)
         sqlite_file.file_of(parsed)
-        return parsed.set(drivername="sqlite+aiosqlite")
+        return parsed
     raise SettingsError(f"no support for {kind} databases: use a SQLite file")
 
 

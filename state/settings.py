@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self, get_args, get_origin, get_type_hints
+from urllib.parse import quote
 
 from state.records import SettingsError
 
@@ -18,7 +19,10 @@ PREFIX = "OVERNIGHT_"
 
 
 def _default_data() -> Path:
-    base = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    try:
+        base = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    except RuntimeError as error:
+        raise SettingsError("this user has no home folder: say where the data belongs with OVERNIGHT_DATA") from error
     return Path(base) / "overnight"
 
 
@@ -98,6 +102,8 @@ class Settings:
         for name, least in _AT_LEAST.items():
             if getattr(self, name) < least:
                 raise SettingsError(f"{name} is {getattr(self, name)}, but must be at least {least}")
+        if self.port > 65_535:
+            raise SettingsError(f"port is {self.port}, but must be at most 65535")
         if self.engine not in ("", "vllm", "remote", "echo"):
             raise SettingsError(f"engine is {self.engine!r}, but must be vllm, remote or echo")
         if self.log_format not in ("text", "json"):
@@ -113,7 +119,7 @@ class Settings:
     @property
     def database(self) -> str:
         """The database's URL, the embedded default filled in."""
-        return self.database_url or f"sqlite+aiosqlite:///{self.data.absolute() / 'overnight.db'}"
+        return self.database_url or f"sqlite+aiosqlite:///{quote(str(self.data.absolute() / 'overnight.db'))}"
 
     @property
     def objects(self) -> str:
@@ -156,6 +162,9 @@ class Settings:
             if raw is not None:
                 values[item.name] = _parse(hints[item.name], raw, PREFIX + item.name.upper())
         values |= {k: v for k, v in (flags or {}).items() if v is not None}
+        for name in ("data", "spool"):  # a shell leaves the ~ of `--data=~/x` as it is
+            if values.get(name):
+                values[name] = values[name].expanduser()
         return cls(**values)
 
 

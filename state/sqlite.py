@@ -6,6 +6,7 @@ not share memory faithfully, so a file there could be damaged without a sign; su
 
 import contextlib
 import os
+import re
 import sqlite3
 from pathlib import Path
 
@@ -18,6 +19,7 @@ OLDEST = (3, 35, 0)
 #: How long a connection waits for another one's transaction, in seconds.
 BUSY_TIMEOUT_S = 30.0
 _MOUNTS = Path("/proc/mounts")
+_OCTAL = re.compile(r"\\([0-7]{3})")  # how a mount point's spaces are written there
 _REFUSED = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "fuse", "fuseblk"})
 
 
@@ -73,14 +75,18 @@ def revision(path: Path) -> str | None:
 def copy(path: Path, suffix: str) -> Path:
     """Copies the database beside itself, as `<name>.bak-<suffix>`, through SQLite's own backup. Blocking.
 
-    The copy appears under its name only when it is whole.
+    The copy appears under its name only when it is whole; a disk that is too full for it is given back its room.
     """
     target = path.with_name(f"{path.name}.bak-{suffix}")
     draft = path.with_name(f"{target.name}.{os.getpid()}")
-    os.close(os.open(draft, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600))
-    with contextlib.closing(_connect(path)) as source, contextlib.closing(_connect(draft)) as copied:
-        source.backup(copied)
-    draft.replace(target)
+    try:
+        os.close(os.open(draft, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600))
+        with contextlib.closing(_connect(path)) as source, contextlib.closing(_connect(draft)) as copied:
+            source.backup(copied)
+        draft.replace(target)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
     return target
 
 
@@ -94,7 +100,7 @@ def file_system(path: Path, mounts: str) -> str:
         fields = line.split(" ")
         if len(fields) < 3:
             continue
-        point = Path(fields[1].encode("latin-1", "replace").decode("unicode_escape"))
+        point = Path(_OCTAL.sub(lambda found: chr(int(found[1], 8)), fields[1]))
         if real.is_relative_to(point) and len(point.parts) >= best:
             best, kind = len(point.parts), fields[2]
     return kind
@@ -102,7 +108,7 @@ def file_system(path: Path, mounts: str) -> str:
 
 def _read_mounts() -> str:
     try:
-        return _MOUNTS.read_text("utf-8", "replace")
+        return _MOUNTS.read_text("utf-8", "surrogateescape")
     except OSError:  # macOS has no such list
         return ""
 

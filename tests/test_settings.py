@@ -45,6 +45,7 @@ def test_lists_are_comma_separated_in_the_environment_and_arrays_in_the_file(tmp
         ({"OVERNIGHT_PORT": "http"}, "OVERNIGHT_PORT: 'http' is not a valid int"),
         ({"OVERNIGHT_STRICT_WINDOW": "maybe"}, "OVERNIGHT_STRICT_WINDOW: 'maybe' is not a valid bool"),
         ({"OVERNIGHT_MAX_REQUESTS": "0"}, "max_requests is 0, but must be at least 1"),
+        ({"OVERNIGHT_PORT": "65536"}, "port is 65536, but must be at most 65535"),
         ({"OVERNIGHT_ENGINE": "gpu"}, "must be vllm, remote or echo"),
         ({"OVERNIGHT_CONFIG": "/nowhere.toml"}, "cannot read the configuration file /nowhere.toml"),
     ],
@@ -76,6 +77,27 @@ def test_the_embedded_default_lies_in_the_data_folder(tmp_path: Path) -> None:
     assert settings.database == f"sqlite+aiosqlite:///{tmp_path}/overnight.db"
     assert settings.objects == f"{tmp_path}/objects"
     assert settings.spool_folder == tmp_path / "spool"
+
+
+def test_a_home_folder_is_meant_wherever_the_setting_comes_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    home = tmp_path / "night"
+    assert load({"data": Path("~/night"), "spool": Path("~/night")}).data == home
+    assert load({"data": Path("~/night"), "spool": Path("~/night")}).spool == home
+    assert load(environ={"OVERNIGHT_DATA": "~/night"}).data == home
+
+
+def test_a_user_without_a_home_is_told_what_to_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    with pytest.raises(SettingsError, match="OVERNIGHT_DATA"):
+        load()
+    assert load({"data": tmp_path}).data == tmp_path
 
 
 def test_the_engine_follows_from_what_is_given() -> None:

@@ -10,6 +10,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import func, select
+from sqlalchemy.engine import make_url
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncTransaction
 
@@ -17,6 +18,7 @@ from state import database as database_module
 from state import migrations, sqlite
 from state.database import Database, upgrade
 from state.records import OutcomeUnknown, OutOfSpace, SettingsError, Unavailable
+from state.settings import Settings
 from state.tables import metadata, workers
 from tests.state.making import NOW
 from tests.support.waiting import eventually
@@ -310,6 +312,26 @@ async def test_the_file_is_copied_before_a_migration_changes_it(
     connection.close()
 
 
+async def test_a_copy_that_does_not_fit_leaves_the_disk_as_it_was(database_url: str, tmp_path: Path) -> None:
+    before = sorted(tmp_path.iterdir())
+    path = sqlite.file_of(make_url(database_url))
+    (tmp_path / "overnight.db.bak-0001").mkdir()  # in the way of the copy
+    with pytest.raises(IsADirectoryError):
+        sqlite.copy(path, "0001")
+    (tmp_path / "overnight.db.bak-0001").rmdir()
+    assert sorted(tmp_path.iterdir()) == before
+
+
+async def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
+    settings = Settings(data=tmp_path / "what?mode=ro&%41 #1 日本")
+    await upgrade(settings.database)
+    db = Database.open(settings.database)
+    await db.check()
+    await db.close()
+    assert [path.name for path in tmp_path.iterdir()] == [settings.data.name]
+    assert (settings.data / "overnight.db").stat().st_size > 0
+
+
 def test_a_revision_of_a_newer_version_is_left_alone() -> None:
     """Invariant 14: versions N and N+1 run side by side."""
     assert migrations.pending(None)
@@ -327,6 +349,7 @@ MOUNTS = """\
 server:/home /home nfs4 rw 0 0
 /dev/sdb1 /home/local\\040disk ext4 rw 0 0
 //nas/share /mnt/nas cifs rw 0 0
+server:/data /mnt/データ nfs rw 0 0
 me@host: /mnt/ssh fuse.sshfs rw 0 0
 """
 
@@ -339,6 +362,7 @@ me@host: /mnt/ssh fuse.sshfs rw 0 0
         ("/home/local disk/overnight.db", "ext4"),
         ("/homework/overnight.db", "ext4"),
         ("/mnt/nas/deep/down/overnight.db", "cifs"),
+        ("/mnt/データ/overnight.db", "nfs"),
         ("/mnt/ssh/overnight.db", "fuse.sshfs"),
     ],
 )

@@ -204,6 +204,16 @@ async def test_a_cancel_after_the_window_closed_ends_cancelled_and_remembers_the
     assert done.status is BatchStatus.CANCELLED
 
 
+async def test_a_clock_that_is_set_back_does_not_hold_up_a_stop(db: Database) -> None:
+    """Invariants 7 and 8: a worker that is gone, and a stop that seems to lie a day ahead."""
+    batch = await running(db, 1)
+    await claim(db)
+    await cancel(db, batch)
+    assert not await sweep(db, batch, now=NOW - STOP_GRACE + 1), "a clock a little behind takes nothing from a worker"
+    assert await sweep(db, batch, now=NOW - 86_400)
+    assert await states(db, batch) == [WorkState.CLOSED]
+
+
 # What is left behind
 
 
