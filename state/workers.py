@@ -50,10 +50,11 @@ async def seen(
         await upsert(conn, workers, "id", row, keep=())
 
 
-async def forget(db: Database, *, worker_id: str) -> None:
-    """A worker has gone."""
+async def forget(db: Database, *, worker_id: str | None = None) -> None:
+    """A worker has gone; or, with no id, every one that was ever here."""
+    gone = delete(workers) if worker_id is None else delete(workers).where(workers.c.id == worker_id)
     async with db.write() as conn:
-        await conn.execute(delete(workers).where(workers.c.id == worker_id))
+        await conn.execute(gone)
 
 
 async def listed(db: Database, *, now: float, within: float = RECENT_S) -> list[WorkerInfo]:

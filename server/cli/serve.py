@@ -72,6 +72,11 @@ def _must_have_an_engine(settings: Settings) -> None:
             "there is nothing to run: give --model NAME (`--model demo` is a small one for the CPU), "
             "or --upstream URL for a server that already runs"
         )
+    if settings.model and settings.upstreams and not settings.engine:
+        raise SettingsError(
+            "--model is for a vLLM that Overnight starts, --upstream for a server that already runs: give one of them; "
+            "an upstream's other names are a matter of --model-alias"
+        )
     if settings.engine_kind == "remote" and not settings.upstreams:
         raise SettingsError("the engine `remote` needs an --upstream URL")
 
@@ -97,13 +102,13 @@ def _run(kind: str, start: Start, args: argparse.Namespace, orders: Orders | Non
 async def _api(settings: Settings, orders: Orders | None, stop: asyncio.Event) -> None:
     from server.listen import serve as listen
     from server.roles.child import Lifeline
-    from server.roles.embedded import tell
+    from server.roles.embedded import tell, url_of
 
     ready = Lifeline(os.dup(orders.lifeline)).ready if orders else _nothing
 
     def listening(port: int) -> None:
         if orders is None:
-            tell(f"the api listens on http://{settings.host}:{port}/v1")
+            tell(f"the api listens on {url_of(settings.host, port)}")
 
     await listen(settings, stop=stop, ready=ready, listening=listening)
 

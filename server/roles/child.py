@@ -27,6 +27,9 @@ MISCONFIGURED = 78
 #: The role ended by an error that trying again may mend. (`EX_SOFTWARE`)
 FAILED = 70
 
+#: The role was told twice to stop, and ended at once.
+INTERRUPTED = 130
+
 #: A role that was asked to stop and has not after so many seconds is ended.
 LAST_S = 12.0
 
@@ -74,7 +77,7 @@ def run(settings: Settings, *, name: str, role: Role, orders: Orders | None = No
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_until_stopped(role, orders))
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except Exception as error:
         return _ended_by(error)
     return 0
@@ -84,10 +87,20 @@ async def _until_stopped(role: Role, orders: Orders | None) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, _told_to_stop, stop, orders is None)
     if orders is not None:
         Lifeline(orders.lifeline).watch(lambda: _orphaned(loop, stop))
     await role(stop)
+
+
+def _told_to_stop(stop: asyncio.Event, by_a_person: bool) -> None:
+    """The first time in order; the second at once, as with `serve`.
+
+    A child of a supervisor may well hear it twice, from the supervisor and from an init that signals everybody.
+    """
+    if stop.is_set() and by_a_person:
+        os._exit(INTERRUPTED)
+    stop.set()
 
 
 def _orphaned(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

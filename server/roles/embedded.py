@@ -116,6 +116,12 @@ def free_port(host: str, port: int) -> int:
         return int(probe.getsockname()[1])
 
 
+def url_of(host: str, port: int) -> str:
+    """The base URL under which a program on this machine reaches what listens there."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
+
+
 def tell(text: str) -> None:
     """A line for the person at the terminal."""
     print(f"overnight: {logs.one_line(text)}", file=sys.stderr, flush=True)
@@ -127,11 +133,10 @@ def _told_to_stop(supervisor: Supervisor) -> None:
 
 
 async def _bury(database: Database, holder: str | None) -> None:
-    """Ends the leases of one holder, or of all (design: one machine needs no ttl to recover)."""
+    """Ends the leases of one holder, or of all, and forgets it: a dead worker is not ready for batches."""
     await shards.expire_leases(database, holder=holder)
     await jobs.expire_leases(database, holder=holder)
-    if holder is not None:
-        await workers.forget(database, worker_id=holder)
+    await workers.forget(database, worker_id=holder)
 
 
 def _record(settings: Settings, plan: Plan, pids: Mapping[str, int]) -> None:
@@ -149,8 +154,7 @@ class _Announcer:
     def listening(self) -> None:
         """The roles run: the banner, and the wait for the engine."""
         settings = self._settings
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)  # noqa: S104
-        url = f"http://{host}:{settings.port}/v1"
+        url = url_of(settings.host, settings.port)
         key = "OPENAI_API_KEY=<one of your keys>" if settings.api_keys else "OPENAI_API_KEY=any"
         lines = [f"Overnight is listening on {url}", f"  data    {settings.data}"]
         if self._with_engine:

@@ -24,6 +24,10 @@ ORPHANS_S = 15.0
 DYING_S = 1.0
 
 
+#: What is in every data folder that was in use.
+_OURS = ("overnight.lock", "overnight.db")
+
+
 class FolderInUse(OvernightError):
     """Another `serve` has this data folder."""
 
@@ -35,12 +39,16 @@ class FolderUnusable(OvernightError):
 def prepare(folder: Path) -> None:
     """Makes the folder, for this user alone (mode 0700), and writes to it once.
 
+    A folder that was there is made private if it is empty or Overnight's own. Any other (somebody's home, `/tmp`) keeps its
+    mode: what Overnight puts there is private by itself.
+
     Raises:
         FolderUnusable: with the reason in one line.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.chmod(0o700)
+        if not any(folder.iterdir()) or any((folder / name).exists() for name in _OURS):
+            folder.chmod(0o700)
         (folder / "run").mkdir(mode=0o700, exist_ok=True)
         probe = folder / "run" / f".probe-{os.getpid()}"
         probe.write_bytes(b"")

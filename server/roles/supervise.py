@@ -203,7 +203,10 @@ class Supervisor:
             _signal(child, signal.SIGKILL)
 
     def _tell_pids(self) -> None:
-        self._changed({name: child.process.pid for name, child in self._children.items()})
+        try:
+            self._changed({name: child.process.pid for name, child in self._children.items()})
+        except OSError as error:  # a full disk, say: the roles go on without the list (invariant 13)
+            log.warning("the process ids cannot be written down: %s", error.strerror)
 
 
 def _signal(child: Child, number: signal.Signals) -> None:

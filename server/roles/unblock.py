@@ -36,7 +36,8 @@ async def keep_writable(database: Path, supervisor: Supervisor) -> None:
 def is_locked(database: Path, patience: float = PATIENCE_S) -> bool:
     """Whether the write lock cannot be had within so many seconds. It is given back at once, and nothing is written."""
     try:
-        with contextlib.closing(sqlite3.connect(database, timeout=patience, isolation_level=None)) as connection:
+        name = f"{database.absolute().as_uri()}?mode=rw"  # never makes the file
+        with contextlib.closing(sqlite3.connect(name, timeout=patience, isolation_level=None, uri=True)) as connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("ROLLBACK")
     except sqlite3.OperationalError as error:

@@ -18,6 +18,25 @@ def test_the_folder_is_private_even_if_it_was_not(tmp_path: Path) -> None:
     assert stat.S_IMODE(data.stat().st_mode) == 0o700
 
 
+def test_a_folder_that_somebody_uses_keeps_its_mode(tmp_path: Path) -> None:
+    """`--data /tmp` must not shut everybody out of /tmp."""
+    data = tmp_path / "shared"
+    data.mkdir()
+    (data / "theirs.txt").touch()
+    data.chmod(0o1777)
+    folder.prepare(data)
+    assert stat.S_IMODE(data.stat().st_mode) == 0o1777
+    assert stat.S_IMODE((data / "run").stat().st_mode) == 0o700
+
+
+def test_overnights_own_folder_is_made_private_again(tmp_path: Path) -> None:
+    folder.prepare(tmp_path)
+    os.close(folder.lock(tmp_path))
+    tmp_path.chmod(0o755)
+    folder.prepare(tmp_path)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(folder.FolderUnusable, match="file/data cannot be used: Not a directory"):

@@ -58,6 +58,25 @@ def test_the_orchestrator_beside_an_api_is_kept_running_and_ends_with_it(tmp_pat
         api.destroy()
 
 
+def test_a_role_that_a_person_runs_ends_at_once_when_told_twice(stub: StubProcess, tmp_path: Path) -> None:
+    api, worker = Overnight(tmp_path, command="api"), Overnight(tmp_path, command="worker", upstreams=[stub.url])
+    worker.log = tmp_path / "worker.log"
+    try:
+        api.start(engine=False)
+        worker.start(wait=False)
+        api.submit(lines_of("slow", 4, "[[stub latency=60]]"))
+        eventually_sync(lambda: stub.stats()["in_flight"] == 4)
+        assert worker.process is not None
+        worker.process.send_signal(signal.SIGSTOP)  # both wait for it to go on: then it hears one after the other
+        for number in (signal.SIGINT, signal.SIGTERM):
+            worker.process.send_signal(number)
+        worker.process.send_signal(signal.SIGCONT)
+        assert worker.process.wait(5) == 130
+    finally:
+        worker.destroy()
+        api.destroy()
+
+
 def test_an_api_without_an_orchestrator_plans_nothing(tmp_path: Path) -> None:
     api = Overnight(tmp_path, command="api", args=["--no-orchestrator"])
     try:

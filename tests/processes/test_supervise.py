@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import errno
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,22 @@ async def test_a_role_that_dies_is_buried_and_started_again_under_another_id(set
     assert len(set(events.buried)) == len(events.buried)
     assert all(holder.startswith("worker-1-") for holder in events.buried)
     assert events.pids == {}
+
+
+async def test_a_list_of_process_ids_that_cannot_be_written_stops_nothing(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 13: a full disk."""
+
+    def full(pids: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Events, "changed", lambda self, pids: full(pids))
+    supervisor, events = supervisor_of(settings, Role("worker", "no-such-command"))
+    task = asyncio.create_task(supervisor.run())
+    await eventually(lambda: len(events.buried) == 2)
+    supervisor.stop()
+    assert await task is True
 
 
 async def test_a_misconfigured_role_ends_everything(settings: Settings) -> None:

@@ -65,6 +65,13 @@ async def test_workers_are_listed_as_they_were_last_seen(db: Database) -> None:
     assert await workers.listed(db, now=NOW + 30.5) == []
 
 
+async def test_all_workers_can_be_forgotten_at_once(db: Database) -> None:
+    for worker_id in ("w-1", "w-2"):
+        await seen(db, worker_id)
+    await workers.forget(db)
+    assert await workers.listed(db, now=NOW) == []
+
+
 async def test_a_plan_is_cut_for_the_workers_that_were_seen_together(db: Database) -> None:
     for worker_id, now in (("gone", NOW - 100), ("w-1", NOW - 10), ("w-2", NOW)):
         await seen(db, worker_id, now=now)
