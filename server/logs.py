@@ -74,7 +74,8 @@ class JSONFormatter(logging.Formatter):
 
 def set_up(settings: Settings, *, role: str) -> None:
     """Sends this process's log to stderr. Libraries are heard from warnings on."""
-    secrets = tuple(secret for secret in (*settings.api_keys, settings.upstream_api_key) if len(secret) > 3)
+    plain = [secret for secret in (*settings.api_keys, settings.upstream_api_key) if len(secret) > 3]
+    secrets = (*plain, *(json.dumps(secret)[1:-1] for secret in plain))  # as they are, and as JSON writes them
     formatter = JSONFormatter if settings.log_format == "json" else TextFormatter
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter(role, secrets))

@@ -23,11 +23,16 @@ def logged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Logged]:
     def log(form: str) -> str:
         written = io.StringIO()
         monkeypatch.setattr("sys.stderr", written)
-        logs.set_up(Settings(data=tmp_path, log_format=form, api_keys=("sk-secret",)), role="api")
+        logs.set_up(Settings(data=tmp_path, log_format=form, api_keys=("sk-secret", 'sk"two')), role="api")
         try:
             raise ValueError("line one\n2026 forged line")
         except ValueError:
-            fields = {"request_id": "req_1", "filename_sent": "a\nb\x1b[31m.jsonl", "key": "sk-secret"}
+            fields = {
+                "request_id": "req_1",
+                "filename_sent": "a\nb\x1b[31m.jsonl",
+                "key": "sk-secret",
+                "other": 'sk"two',
+            }
             logging.getLogger("server.files").warning("refused %s", "x\ny", extra=fields, exc_info=True)
         return written.getvalue()
 
@@ -58,4 +63,5 @@ def test_text_cannot_be_made_to_look_like_another_record(logged: Logged) -> None
 def test_a_key_is_blotted_out(form: str, logged: Logged) -> None:
     text = logged(form)
     assert "sk-secret" not in text
+    assert "two" not in text
     assert "***" in text
