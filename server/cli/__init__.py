@@ -17,6 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     from server.cli.parser import parse
 
+    _open_what_is_closed()
     args = parse(list(sys.argv[1:] if argv is None else argv))
     module, _, name = args.run.partition(":")
     try:
@@ -30,6 +31,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         return _explain(error)
     return code
+
+
+def _open_what_is_closed() -> None:
+    """Gives a command that was started without stdout or stderr (`>&-`) one that leads nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
 
 
 def _explain(error: Exception) -> int:

@@ -5,6 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
+from state.records import BatchStatus
 from state.settings import Settings
 
 #: The settings that have flags, by the heading under which `--help` lists them. The others: variables, or the TOML file.
@@ -19,6 +20,8 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "leases": ("lease_ttl", "lease_heartbeat", "lease_grace", "stop_grace"),
     "logs": ("log_level", "log_format"),
 }
+
+_SERVERS = ("serve", "api", "orchestrator", "worker")
 
 #: Flags that are given once per value, and are called by the singular.
 REPEATED = {"upstreams": "upstream", "model_aliases": "model-alias", "allowed_hosts": "allowed-host"}
@@ -92,8 +95,11 @@ def flag_of(name: str) -> str:
 
 
 def _split(argv: list[str]) -> tuple[list[str], bool, list[str]]:
-    """Our arguments, whether there is a `--`, and what follows it."""
-    if "--" not in argv:
+    """Our arguments, whether there is a `--` before flags for vLLM, and what follows it.
+
+    To the commands for clients `--` means what it always means: `overnight submit -- -odd-name.jsonl`.
+    """
+    if "--" not in argv or argv[0] not in _SERVERS:
         return argv, False, []
     at = argv.index("--")
     return argv[:at], True, argv[at + 1 :]
@@ -214,7 +220,9 @@ def _add_object_commands(commands: Any) -> None:
     where = "server.cli.batches:"
     ls = _client(commands, "ls", where + "ls", "list batches, newest first")
     ls.add_argument("--limit", type=_positive, default=20, metavar="N", help="how many at most (default 20)")
-    ls.add_argument("--status", metavar="S", help="only those with this status")
+    ls.add_argument(
+        "--status", choices=[status.value for status in BatchStatus], metavar="S", help="only those with this status"
+    )
     _client(commands, "models", where + "models", "list the models one can ask for")
     validate = _command(
         *(commands, "validate", "server.cli.validate:validate", "check a file as the server would, without a server"),

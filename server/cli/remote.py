@@ -169,7 +169,12 @@ class _Counted:
 
 
 def opened(path: Path) -> IO[bytes]:
-    """The file, to read bytes from; a Failure with the reason if it cannot be opened."""
+    """The file, to read bytes from; a Failure with the reason if it cannot be opened.
+
+    A pipe is refused: it can be read once only, and what one look at it takes would be missing from the upload.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise Failure(f"cannot read {path}: it is a pipe or a device; write its contents to a file first")
     try:
         return path.open("rb")
     except OSError as error:

@@ -16,6 +16,9 @@ LOOK = 1024 * 1024
 def submit(args: argparse.Namespace) -> int:
     """Uploads, creates, prints the batch's id (or the batch), and follows it if asked to."""
     metadata = _pairs(args.metadata)
+    with opened(args.file) as stream:
+        if not stream.read(1):
+            raise Failure(f"{args.file} is empty: there is nothing to run")
     endpoint = args.endpoint or first_url(args.file)
     if endpoint is None:
         raise Failure(f"{args.file}: the first line names no `url`, so say --endpoint /v1/chat/completions", USAGE)

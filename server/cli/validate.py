@@ -33,7 +33,8 @@ def validate(args: argparse.Namespace) -> int:
         rows = [(str(fault.line or "-"), fault.code, fault.param or "-", fault.message) for fault in faults]
         screen.table(("LINE", "CODE", "PARAM", "MESSAGE"), rows)
         more = " or more (the first are listed)" if len(faults) >= MAX_FAULTS else ""
-        screen.note(f"{args.file}: {len(faults)} faults{more}: a batch of it would fail, and nothing would run")
+        count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
+        screen.note(f"{args.file}: {count}{more}: a batch of it would fail, and nothing would run")
     else:
         screen.out(f"{args.file}: {found.total} requests for {endpoint}, no faults")
     return FAILED if faults else OK

@@ -1,5 +1,8 @@
 """What goes wrong is one line on stderr, with an exit code that a script can branch on, and never a traceback."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,6 +88,39 @@ def test_an_unreadable_file_is_1_and_named(command: str, overnight: Overnight, f
     assert overnight(command, tmp_path).code == 1  # a folder
 
 
+@pytest.mark.parametrize("command", ["submit", "validate"])
+def test_a_pipe_is_refused_because_a_look_at_it_would_take_its_first_lines(
+    command: str, overnight: Overnight, fake: Fake, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    ran = overnight(command, tmp_path / "pipe")
+    assert ran.code == 1
+    assert one_line(ran.err)
+    assert "is a pipe or a device" in ran.err
+    assert fake.seen == []
+
+
+@pytest.mark.parametrize("flags", [[], ["--endpoint", "/v1/embeddings"]])
+def test_an_empty_file_is_said_to_be_empty(flags: list[str], overnight: Overnight, fake: Fake, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    ran = overnight("submit", tmp_path / "empty.jsonl", *flags)
+    assert ran.code == 1
+    assert ran.err == f"overnight: {tmp_path}/empty.jsonl is empty: there is nothing to run\n"
+    assert fake.seen == []
+
+
+def test_two_dashes_end_the_flags_of_a_client_command(overnight: Overnight, fake: Fake) -> None:
+    assert "-odd.jsonl: No such file or directory" in overnight("validate", "--", "-odd.jsonl").err
+
+
+def test_closed_streams_are_no_bug(fake: Fake) -> None:
+    fake.answer("GET /models", (200, {"data": [{"id": "m"}]}))
+    for redirection in (">&-", "2>&-", ">&- 2>&-"):
+        command = f"{sys.executable} -P -m server.cli models {redirection}"
+        ran = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+        assert (ran.returncode, ran.stderr) == (0, ""), redirection
+
+
 @pytest.mark.parametrize(
     "args",
     [
@@ -98,6 +134,9 @@ def test_an_unreadable_file_is_1_and_named(command: str, overnight: Overnight, f
         ["serve", "--port", "many"],
         ["serve"],
         ["serve", "--engine", "remote"],
+        ["serve", "--model", "demo", "--upstream", "http://a/v1"],
+        ["serve", "--engine", "echo", "--port", "70000"],
+        ["ls", "--status", "done"],
         ["worker", "--upstream", "http://a/v1", "--upstream", "http://b/v1"],
     ],
 )
