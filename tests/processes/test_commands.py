@@ -79,7 +79,14 @@ def test_a_bad_file_fails_with_its_faults(overnight: Run, tmp_path: Path) -> Non
 def test_ctrl_c_in_watch_only_detaches(server: Overnight, overnight: Run, stub: StubProcess, tmp_path: Path) -> None:
     batch = server.submit(lines_of("slow", 4, "[[stub latency=2]]"))
     command, environ = _command(server, "watch", batch.id)
-    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+    with subprocess.Popen(
+        command,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background starts deaf to it
+    ) as watching:
         assert watching.stderr is not None
         eventually_sync(lambda: stub.stats()["in_flight"] > 0)
         assert watching.stderr.readline().startswith(batch.id)
