@@ -116,9 +116,9 @@ class Remote:
             hint = "OPENAI_API_KEY is not one of its keys" if self._http.headers.get("Authorization") else _NO_KEY
             raise Failure(f"the server at {self.url} refuses: {hint} ({said})", WRONG_KEY)
         if reply.status_code == 404:
-            raise Failure(
-                said if _message(body) else f"{self.url} knows no {what}: is it the right URL?", NO_SUCH_OBJECT
-            )
+            if _message(body) is None or said.startswith("Invalid URL"):  # OpenAI's words for a route that is none
+                said = f"{self.url} knows no {what}: is it the right URL? Most end in /v1"
+            raise Failure(said, NO_SUCH_OBJECT)
         if reply.status_code >= 500:
             raise Unreachable(f"the server is in trouble ({reply.status_code}): {said}", FAILED)
         raise Failure(said)

@@ -44,6 +44,10 @@ def when(seconds: Any) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
+#: In fewer columns than this there is no room for a bar beside the numbers.
+NARROW = 60
+
+
 class Bar(Protocol):
     """Progress towards a total."""
 
@@ -87,11 +91,10 @@ def bar(text: str, *, unit: str, total: float | None = None, quiet: bool = False
         yield silent
         return
     from rich.console import Console
-
-    columns = _byte_columns() if unit == "bytes" else _request_columns()
     from rich.progress import Progress
 
     console = Console(stderr=True)  # rich obeys NO_COLOR and TERM=dumb
+    columns = _byte_columns() if unit == "bytes" else _request_columns(narrow=console.width < NARROW)
     with Progress(*columns, console=console, transient=True) as progress:
         yield _Drawn(progress, progress.add_task(one_line(text), total=total))
 
@@ -103,7 +106,8 @@ def _byte_columns() -> tuple[Any, ...]:
     return (text, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
 
 
-def _request_columns() -> tuple[Any, ...]:
+def _request_columns(*, narrow: bool) -> tuple[Any, ...]:
+    """Where there is little room the bar gives way, and the numbers stay whole."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -112,6 +116,7 @@ def _request_columns() -> tuple[Any, ...]:
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
+    from rich.table import Column
     from rich.text import Text
 
     class Rate(ProgressColumn):
@@ -120,6 +125,12 @@ def _request_columns() -> tuple[Any, ...]:
         def render(self, task: Any) -> Text:
             return Text(f"{task.speed:.1f}/s" if task.speed else "-/s")
 
+    def whole() -> Column:
+        return Column(no_wrap=True)
+
     text = TextColumn("{task.description}", markup=False)
-    left = TimeRemainingColumn(compact=True)
-    return (text, BarColumn(), MofNCompleteColumn(), Rate(), TimeElapsedColumn(), TextColumn("ETA"), left)
+    count = MofNCompleteColumn(table_column=whole())
+    if narrow:
+        return (count, text)
+    times = (TimeElapsedColumn(whole()), TextColumn("ETA"), TimeRemainingColumn(compact=True, table_column=whole()))
+    return (text, BarColumn(), count, Rate(whole()), *times)

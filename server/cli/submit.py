@@ -33,6 +33,7 @@ def submit(args: argparse.Namespace) -> int:
         if args.watch:
             from server.cli.watch import follow
 
+            screen.note(f"started {batch['id']}")
             return follow(remote, str(batch["id"]), as_json=args.json)
     if args.json:
         screen.out_json(batch)

@@ -43,14 +43,14 @@ def follow(remote: Remote, batch_id: str, *, as_json: bool) -> int:
 def _until_ended(remote: Remote, batch_id: str) -> dict[str, Any]:
     pause = FIRST_LOOK_S
     batch = remote.batch(batch_id)  # what is wrong at once is said at once
-    with screen.bar(f"{batch_id} {batch.get('status')}", unit="requests") as bar:
+    with screen.bar(label_of(batch), unit="requests") as bar:
 
         def noticed(trouble: Failure) -> None:
             bar.at(done, text=f"{batch_id}: {trouble}; trying again")
 
         while True:
             done, total = progress_of(batch)
-            bar.at(done, total or None, f"{batch_id} {batch.get('status')}{failures_of(batch)}")
+            bar.at(done, total or None, label_of(batch))
             if batch.get("status") in ENDED:
                 return batch
             time.sleep(pause)
@@ -70,10 +70,15 @@ def progress_of(batch: dict[str, Any]) -> tuple[int, int]:
     return completed + failed, total
 
 
-def failures_of(batch: dict[str, Any]) -> str:
-    """` (3 failed)`, or nothing: only on a terminal, where the line is drawn anew, not written again at each change."""
+def label_of(batch: dict[str, Any]) -> str:
+    """What stands beside the bar: `in_progress (3 failed)`.
+
+    Without a terminal, where each change is a line of its own: the id and the status alone.
+    """
+    if not sys.stderr.isatty():
+        return f"{batch.get('id')} {batch.get('status')}"
     failed = counts_of(batch)[1]
-    return f" ({failed} failed)" if failed and sys.stderr.isatty() else ""
+    return f"{batch.get('status')} ({failed} failed)" if failed else str(batch.get("status"))
 
 
 def summary(batch: dict[str, Any]) -> str:

@@ -61,6 +61,8 @@ def test_a_page_that_is_no_api_is_explained_by_its_url(overnight: Overnight, fak
     ran = overnight("models")
     assert ran.code == 3
     assert "is it the right URL?" in ran.err
+    fake.answer("GET /models", (404, envelope("Invalid URL (GET /models)")))
+    assert "is it the right URL? Most end in /v1" in overnight("models").err
 
 
 def test_a_batch_that_cannot_be_cancelled_is_1(overnight: Overnight, fake: Fake) -> None:

@@ -38,8 +38,23 @@ def test_a_terminal_sees_a_bar_with_counts_and_the_time_left(fake: Fake) -> None
     out, err = _watched_on_a_terminal(fake, {})
     assert out == "batch_1 completed: 4 of 4 answered, 0 failed\n"
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", err)
-    assert re.search(r"batch_1 in_progress [━╺╸]+ +[1-3]/4 .*ETA", plain)
+    assert re.search(r"\bin_progress [━╺╸]+ +[1-3]/4 .*ETA", plain)
     assert re.search(r"\x1b\[3[0-9]", err)  # in colour
+
+
+@pytest.mark.parametrize(
+    ("columns", "shows"),
+    [
+        ("80", r"in_progress [━╺╸]+ +2/4 +\S+/s +\d:\d\d:\d\d ETA \S\S:\S\S"),
+        ("60", r"in_progress [━╺╸]+ +2/4 +\S+/s +\d:\d\d:\d\d ETA \S\S:\S\S"),
+        ("20", r"2/4 in_progress"),
+    ],
+)
+def test_the_numbers_are_whole_however_narrow_the_terminal(columns: str, shows: str, fake: Fake) -> None:
+    _, err = _watched_on_a_terminal(fake, {"NO_COLOR": "1", "COLUMNS": columns})
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", err)
+    assert re.search(shows, plain), plain
+    assert "…" not in plain
 
 
 def test_no_color_is_respected(fake: Fake) -> None:
