@@ -4,6 +4,9 @@ What is garbage is decided by rows, never by age alone (ledger rule 5), and rows
 are garbage, so a crash in between leaves bytes to find again, never a row that promises bytes (invariant 11). Work comes
 in small pieces, so that a hundred thousand deletions delay no commit (ledger rule 7).
 
+What goes for good goes by a clock that no jump can hurry: wall time, but no further on than this process has lived since it
+began (invariant 8). So a file may stay too long after the clock was set, and never goes too early.
+
 Of a batch's objects the segments go an hour after its end; the plan's objects stay as long as a result file does, because
 running its failed lines again needs them.
 """
@@ -35,6 +38,7 @@ class Janitor:
 
     def __init__(self, *, database: Database, store: ObjectStore, clock: Clock, settings: Settings) -> None:
         self._database, self._store, self._clock, self._settings = database, store, clock, settings
+        self._ahead = clock.wall() - clock.monotonic()
         self.chores: tuple[Callable[[], Awaitable[bool]], ...] = (
             self.expire_files,
             self.discard_uploads,
@@ -64,11 +68,11 @@ class Janitor:
 
     async def expire_files(self) -> bool:
         """Files whose time has come become invisible. Like each chore: True when there may be more."""
-        return await files.expire(self._database, now=self._clock.wall(), limit=_ROWS) == _ROWS
+        return await files.expire(self._database, now=self._now(), limit=_ROWS) == _ROWS
 
     async def discard_uploads(self) -> bool:
         """Uploads that began a day ago and never ended are given up."""
-        before = int(self._clock.wall()) - UPLOAD_AGE_S
+        before = int(self._now()) - UPLOAD_AGE_S
         stale = await files.stale_pending(self._database, created_before=before, limit=_ROWS)
         for file_id in stale:
             await files.discard(self._database, file_id=file_id)
@@ -88,8 +92,7 @@ class Janitor:
 
     async def remove_work(self) -> bool:
         """What batches that ended an hour ago left: segments, and objects of attempts that were never committed."""
-        now = self._clock.wall()
-        ended = await batches.garbage(self._database, now=now, age=WORK_AGE_S, limit=_ROWS)
+        ended = await batches.garbage(self._database, now=self._now(), age=WORK_AGE_S, limit=_ROWS)
         for batch_id in ended:
             named = await losses.named(self._database, batch_id=batch_id)
             await self._delete(batch_id, named)
@@ -101,6 +104,9 @@ class Janitor:
         for folder in await asyncio.to_thread(clear_abandoned, self._settings.spool_folder):
             log.info("removed %s, left by a process that died", folder.name)
         return False
+
+    def _now(self) -> float:
+        return min(self._clock.wall(), self._clock.monotonic() + self._ahead)
 
     async def _remove_plan(self, batch_id: str, *, gone: frozenset[str]) -> None:
         """The plan's objects, if none of the batch's results is left and its other work was removed before."""

@@ -196,3 +196,16 @@ async def test_inputs_outlive_their_batch(house: House):
     await house.janitor.round()
     (key,) = await house.keys("files/")
     assert await house.store.get(key) == input_lines(10)
+
+
+async def test_a_clock_that_jumps_a_year_ahead_removes_nothing(house: House):
+    """Invariant 8: what is removed is gone for good."""
+    batch = await finished(house)
+    before = await house.keys("")
+    house.clock.jump(365 * 86_400.0)
+    await house.janitor.round()
+    assert await house.keys("") == before
+    assert (await house.get(batch)).output_file_id
+    house.clock.advance(31 * 86_400.0)  # time that really passes
+    await house.janitor.round()
+    assert await house.keys("results/") == []
