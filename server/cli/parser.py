@@ -135,8 +135,10 @@ def _add_servers(commands: Any) -> None:
     )
     for command in (serve, api, orchestrator, worker):
         _add_settings(command)
+    for command in (serve, api, orchestrator, worker):
+        command.usage = f"overnight {command.prog.split()[-1]} [options]"
     for command in (serve, worker):
-        command.usage = f"overnight {command.prog.split()[-1]} [options] [-- flags for vLLM]"
+        command.usage += " [-- flags for vLLM]"
         command.set_defaults(takes_engine_flags=True)
 
 
@@ -213,7 +215,7 @@ def _add_batch_commands(commands: Any) -> None:
     )
     cancel = _client(commands, "cancel", where + "cancel", "stop a batch; what is finished is kept")
     for command in (watch, get, download, cancel):
-        command.add_argument("id", metavar="ID", help="the batch's id")
+        command.add_argument("id", metavar="ID", help="the batch's id" + (", or a file's" if command is get else ""))
 
 
 def _add_object_commands(commands: Any) -> None:

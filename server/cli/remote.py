@@ -63,6 +63,14 @@ class Remote:
         """The models one can ask for."""
         return list(self._call("GET", "/models", "models").get("data") or [])
 
+    def readiness(self) -> dict[str, Any]:
+        """What `/readyz/engine` says, which stands beside `/v1`; empty where there is no such thing, or no answer."""
+        try:
+            body = self._http.get(f"{self.url.removesuffix('/v1')}/readyz/engine").json()
+        except (httpx.HTTPError, ValueError):
+            return {}
+        return body if isinstance(body, dict) else {}
+
     def batches(self) -> Iterator[dict[str, Any]]:
         """All batches, newest first, page by page."""
         after: dict[str, str] = {}
