@@ -101,74 +101,11 @@ def check_machine(kind: Kind, *, system: str, machine: str, version: tuple[int, 
         )
 
 
-def install(kind: Kind, *, folder: Path, python: str | None, echo: Echo) -> Path:
-    """Builds the environment in `folder`/venv, unless it is there already; returns its python.
-
-    `python` makes the environment (None: the one that runs us); `echo` is told of each step in one line.
-
-    Raises:
-        SettingsError: it cannot be done; one line with the mend. Details are in `folder`/install.log.
-    """
-    maker = python or sys.executable
-    check_machine(kind, system=platform.system(), machine=platform.machine(), version=_version_of(maker))
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with _alone(folder), (folder / "install.log").open("ab") as log:
-        steps = _Steps(folder=folder, echo=echo, log=log.fileno())
-        if _installed(folder) == wanted(kind) and python_in(folder).exists():
-            echo(f"vLLM {VLLM} ({kind}) is already installed in {folder}")
-        else:
-            _build(kind, folder, maker, steps)
-        if kind == "cpu":
-            demo_model.build(home=folder, python=python_in(folder), run=steps.run, echo=echo)
-    return python_in(folder)
-
-
-def _build(kind: Kind, folder: Path, maker: str, steps: "_Steps") -> None:
-    """Makes the environment from nothing; the marker comes last."""
-    (folder / "installed.json").unlink(missing_ok=True)
-    shutil.rmtree(folder / "venv", ignore_errors=True)
-    steps.echo(f"making an environment in {folder / 'venv'}")
-    steps.run([maker, "-m", "venv", str(folder / "venv")], mend="is the venv module of that python installed?")
-    python = python_in(folder)
-    if kind == "gpu":
-        steps.echo(f"installing vLLM {VLLM} for GPUs: several GB")
-        steps.run(gpu_command(python), mend="is PyPI reachable, and is there space for 15 GB?")
-        steps.run([str(python), "-c", GPU_PROOF], mend="vLLM does not import; are the GPU's drivers installed?")
-    else:
-        _build_cpu(folder, python, steps)
-    _write(folder / "installed.json", json.dumps(asdict(wanted(kind))))
-
-
-def _build_cpu(folder: Path, python: Path, steps: "_Steps") -> None:
-    steps.echo(f"installing vLLM {VLLM} and torch {TORCH} for CPUs: 2 GB on disk")
-    with ThreadPoolExecutor() as both:
-        torch = both.submit(steps.first_of, torch_commands(python), mend=f"is {TORCH_INDEX} reachable?")
-        rest = both.submit(steps.run, packages_command(python), mend="is PyPI reachable, and is there space for 2 GB?")
-        torch.result()
-        rest.result()
-    _add_plugin(python)
-    steps.echo("importing vLLM once, which compiles it, and making the demo model")
-    with ThreadPoolExecutor() as both:
-        proof = both.submit(steps.run, [str(python), "-c", PROOF], mend="vLLM does not import there")
-        model = both.submit(demo_model.build, home=folder, python=python, run=steps.run, echo=steps.echo)
-        proof.result()
-        model.result()
-
-
-def _add_plugin(python: Path) -> None:
-    """Puts the plugin into the environment, as an installed distribution: by its entry point vLLM finds it."""
-    site = next((python.parent.parent / "lib").glob("python3*/site-packages"))
-    shutil.copyfile(str(cpu_attention.__file__), site / "overnight_cpu_attention.py")
-    facts = site / "overnight_cpu_attention-1.dist-info"
-    facts.mkdir(exist_ok=True)
-    _write(facts / "METADATA", cpu_attention.METADATA)
-    _write(facts / "entry_points.txt", cpu_attention.ENTRY_POINTS)
-
-
-class _Steps:
+class Steps:
     """Runs commands, their output into the log; a failure becomes one line."""
 
     def __init__(self, *, folder: Path, echo: Echo, log: int) -> None:
+        """`folder` is where commands run and `install.log` lies; `log` is the descriptor of that file."""
         self.echo = echo
         self._folder, self._log = folder, log
 
@@ -199,6 +136,70 @@ class _Steps:
                 self.run(command, mend=mend)
                 return
         self.run(commands[-1], mend=mend)
+
+
+def install(kind: Kind, *, folder: Path, python: str | None, echo: Echo) -> Path:
+    """Builds the environment in `folder`/venv, unless it is there already; returns its python.
+
+    `python` makes the environment (None: the one that runs us); `echo` is told of each step in one line.
+
+    Raises:
+        SettingsError: it cannot be done; one line with the mend. Details are in `folder`/install.log.
+    """
+    maker = python or sys.executable
+    check_machine(kind, system=platform.system(), machine=platform.machine(), version=_version_of(maker))
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _alone(folder), (folder / "install.log").open("ab") as log:
+        steps = Steps(folder=folder, echo=echo, log=log.fileno())
+        if _installed(folder) == wanted(kind) and python_in(folder).exists():
+            echo(f"vLLM {VLLM} ({kind}) is already installed in {folder}")
+        else:
+            _build(kind, folder, maker, steps)
+        if kind == "cpu":
+            demo_model.build(home=folder, python=python_in(folder), run=steps.run, echo=echo)
+    return python_in(folder)
+
+
+def _build(kind: Kind, folder: Path, maker: str, steps: Steps) -> None:
+    """Makes the environment from nothing; the marker comes last."""
+    (folder / "installed.json").unlink(missing_ok=True)
+    shutil.rmtree(folder / "venv", ignore_errors=True)
+    steps.echo(f"making an environment in {folder / 'venv'}")
+    steps.run([maker, "-m", "venv", str(folder / "venv")], mend="is the venv module of that python installed?")
+    python = python_in(folder)
+    if kind == "gpu":
+        steps.echo(f"installing vLLM {VLLM} for GPUs: several GB")
+        steps.run(gpu_command(python), mend="is PyPI reachable, and is there space for 15 GB?")
+        steps.run([str(python), "-c", GPU_PROOF], mend="vLLM does not import; are the GPU's drivers installed?")
+    else:
+        _build_cpu(folder, python, steps)
+    _write(folder / "installed.json", json.dumps(asdict(wanted(kind))))
+
+
+def _build_cpu(folder: Path, python: Path, steps: Steps) -> None:
+    steps.echo(f"installing vLLM {VLLM} and torch {TORCH} for CPUs: 2 GB on disk")
+    with ThreadPoolExecutor() as both:
+        torch = both.submit(steps.first_of, torch_commands(python), mend=f"is {TORCH_INDEX} reachable?")
+        rest = both.submit(steps.run, packages_command(python), mend="is PyPI reachable, and is there space for 2 GB?")
+        torch.result()
+        rest.result()
+    _add_plugin(python)
+    steps.echo("importing vLLM once, which compiles it, and making the demo model")
+    with ThreadPoolExecutor() as both:
+        proof = both.submit(steps.run, [str(python), "-c", PROOF], mend="vLLM does not import there")
+        model = both.submit(demo_model.build, home=folder, python=python, run=steps.run, echo=steps.echo)
+        proof.result()
+        model.result()
+
+
+def _add_plugin(python: Path) -> None:
+    """Puts the plugin into the environment, as an installed distribution: by its entry point vLLM finds it."""
+    site = next((python.parent.parent / "lib").glob("python3*/site-packages"))
+    shutil.copyfile(str(cpu_attention.__file__), site / "overnight_cpu_attention.py")
+    facts = site / "overnight_cpu_attention-1.dist-info"
+    facts.mkdir(exist_ok=True)
+    _write(facts / "METADATA", cpu_attention.METADATA)
+    _write(facts / "entry_points.txt", cpu_attention.ENTRY_POINTS)
 
 
 def clean(environ: Mapping[str, str]) -> dict[str, str]:

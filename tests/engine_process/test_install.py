@@ -75,7 +75,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Runs no command of an installation: makes what each would, and notes it."""
     done: list[str] = []
 
-    def run(self: installing._Steps, command: list[str], *, mend: str) -> None:
+    def run(self: installing.Steps, command: list[str], *, mend: str) -> None:
         done.append(
             next(
                 (w for w in ("venv", "torch==2.13.0+cpu", "--requirement", "--target", "-c") if w in command), "convert"
@@ -95,7 +95,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
                 (Path(command[-1]) / name).touch()
 
-    monkeypatch.setattr(installing._Steps, "run", run)
+    monkeypatch.setattr(installing.Steps, "run", run)
     return done
 
 

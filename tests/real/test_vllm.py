@@ -12,7 +12,7 @@ import pytest
 from engine import demo_model
 from engine.backends import guard
 from engine.environment import python_in
-from engine.install import _Steps
+from engine.install import Steps
 from tests.real.conftest import RealEngine
 
 
@@ -93,7 +93,7 @@ def test_pictures_from_anywhere_are_refused(engine: RealEngine) -> None:
 
 def test_an_embedding_model(start_engine: Callable[..., RealEngine], engine_home: Path) -> None:
     with (engine_home / "install.log").open("ab") as log:
-        steps = _Steps(folder=engine_home, echo=print, log=log.fileno())
+        steps = Steps(folder=engine_home, echo=print, log=log.fileno())
         folder = demo_model.build_embedding(
             home=engine_home, python=python_in(engine_home.absolute()), run=steps.run, echo=print
         )
