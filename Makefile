@@ -15,7 +15,7 @@ $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Overnight needs Python 3.11 or newer: make PYTHON=python3.x")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[dev,demo]'
+	PYTHONWARNINGS=ignore::UserWarning $(BIN)/python -m pip install --quiet --editable '.[dev,demo]'
 	@touch $@
 
 setup: $(VENV)/.ready ## the environment in .venv, with Overnight installed
@@ -23,7 +23,7 @@ setup: $(VENV)/.ready ## the environment in .venv, with Overnight installed
 engine: setup ## the environment of vLLM for the CPU, and the demo model, in .demo
 	@$(BIN)/overnight engine install --cpu >/dev/null
 
-demo: engine ## a server with a real model, 40 requests through the openai SDK, the answers
+demo: engine ## a server with a real model, 48 requests through the openai SDK, the answers
 	@$(BIN)/python examples/run_demo.py
 
 serve: engine ## the demo's server, kept running on http://127.0.0.1:8000/v1

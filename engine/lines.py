@@ -189,6 +189,8 @@ def _hint(line: bytes) -> str:
     """What probably went wrong, where it shows; most often nothing does."""
     if line in (b"{", b"["):
         return " The file looks pretty-printed: each request must stand on one line."
+    if line.startswith(b'"{""'):
+        return " It looks like CSV: a spreadsheet has put it in quotes and doubled its own."
     if line.startswith(b"["):
         return " It begins an array: each line must hold one request object, without brackets or commas around it."
     if line.endswith((b"},", b"}]")):

@@ -31,6 +31,11 @@ def rows_of(served: Sequence[ServedModel], *, now: float) -> list[Model]:
     return list(rows.values())
 
 
+def names_of(served: Sequence[ServedModel]) -> tuple[str, ...]:
+    """Every name a file may ask for at this engine, in order of the alphabet; `*` where any will do."""
+    return tuple(sorted({name for model in served for name in model.names}))
+
+
 class EngineWatch:
     """One engine's life."""
 
@@ -62,7 +67,7 @@ class EngineWatch:
             await self._start()
             death = asyncio.create_task(self._backend.died(), name="death")
             await self._learn_at_last()
-            self._say(Status("ready", None, tuple(m.root for m in self._served)))
+            self._say(Status("ready", None, names_of(self._served)))
             self._up()
             reason = await self._until(death)
             log.warning("the engine died: %s", reason)

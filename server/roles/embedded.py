@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 
 from server import logs
@@ -19,6 +19,7 @@ from server.roles.supervise import Role, Supervisor
 from server.roles.unblock import keep_writable
 from state import jobs, shards, workers
 from state.database import Database, upgrade
+from state.models import ANY
 from state.records import OvernightError, Unavailable
 from state.settings import Settings
 
@@ -172,8 +173,7 @@ class _Announcer:
             except Unavailable:
                 known = []
             if any(worker.state == "ready" for worker in known):
-                names = sorted({name for worker in known for name in worker.models})
-                tell(f"ready for batches: {', '.join(names) or 'any model'}")
+                tell(f"ready for batches: {listed({name for worker in known for name in worker.models})}")
                 return
             cause = next((worker.cause for worker in known if worker.cause), None)
             if cause and cause != told:
@@ -185,6 +185,14 @@ class _Announcer:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+
+def listed(names: Set[str]) -> str:
+    """The names of models for a person; `*` is said in words."""
+    own = ", ".join(sorted(names - {ANY}))
+    if ANY in names:
+        return f"{own} (and files that name any other model)" if own else "any model"
+    return own or "any model"
 
 
 def _engine_of(settings: Settings) -> str:

@@ -251,6 +251,7 @@ def test_broken_json_is_told_in_openais_words(raw: bytes) -> None:
         (b'[{"custom_id": "a"}]', "array"),
         (line() + b",", "comma"),
         (b'"text"', "one request object"),
+        (b'"{""custom_id"": ""a""}"', "CSV"),
         (b"null", "one request object"),
         (b'{"custom_id": "a", "body": {"temperature": NaN}}', "NaN"),
         (b'{"custom_id": "a", "body": {"x": [-Infinity]}}', "NaN and Infinity"),

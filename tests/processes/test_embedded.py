@@ -26,6 +26,19 @@ def test_the_url_can_be_used_as_it_is_told(host: str, url: str) -> None:
     assert embedded.url_of(host, 8000) == url
 
 
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        ({"smol", "demo"}, "demo, smol"),
+        ({"smol", "*"}, "smol (and files that name any other model)"),
+        ({"*"}, "any model"),
+        (set(), "any model"),
+    ],
+)
+def test_the_names_a_file_may_ask_for_are_told(names: set[str], told: str) -> None:
+    assert embedded.listed(names) == told
+
+
 async def test_the_workers_of_a_killed_serve_are_not_ready_for_the_next_ones_batches(tmp_path: Path) -> None:
     settings = Settings(data=tmp_path, engine="echo")
     await upgrade(settings.database)

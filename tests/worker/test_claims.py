@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from engine.backends.protocol import ServedModel
 from engine.worker.claims import BREADTH, MOST_BYTES, MOST_SHARDS, AtHand, choose_claim, count_at_hand
-from engine.worker.engine_watch import rows_of
+from engine.worker.engine_watch import names_of, rows_of
 from state.shards import Candidate
 from tests.worker.making import a_shard
 
@@ -101,3 +101,4 @@ def test_every_name_of_a_model_gets_a_row_that_leads_to_its_root() -> None:
         "*": ("smol", "me", ("/v1/completions",)),
         "big": ("big", "overnight", None),
     }
+    assert names_of(served) == ("*", "big", "gpt-4o-mini", "smol")
