@@ -20,15 +20,25 @@ OURS: Final[Mapping[str, str]] = {
     "api-key": "the engine listens on a private socket and needs no key",
     "ssl-keyfile": "the engine listens on a private socket",
     "ssl-certfile": "the engine listens on a private socket",
+    "ssl-ca-certs": "the engine listens on a private socket",
+    "grpc-port": "the engine listens on a private socket",
     "root-path": "the engine listens on a private socket",
     "model": "say --model in front of the `--`",
     "served-model-name": "say --model-alias NAME=MODEL in front of the `--`",
     "headless": "a worker needs an engine that answers",
+    "config": "a file of flags may hold some that cannot be given; give its flags themselves",
+    "hf-token": "process lists and logs show it; set the variable HF_TOKEN instead",
 }
 
 #: vLLM runs so many requests at once unless told otherwise: ours for the CPU, its own for most GPUs.
 CPU_MAX_NUM_SEQS: Final = 64
 GPU_MAX_NUM_SEQS: Final = 256
+
+#: Seconds vLLM waits for its own core to load the model. Its default of ten minutes would end large ones; we wait for ever.
+LOADS_WITHIN_S: Final = 7 * 86_400
+
+#: The plugin that makes attention in bfloat16 right on CPUs (engine/inside/cpu_attention).
+CPU_PLUGIN: Final = "overnight_cpu_attention"
 
 #: A name that never resolves (RFC 2606): an empty list of domains would allow all of them.
 NO_DOMAIN: Final = "none.invalid"
@@ -60,7 +70,8 @@ class Names:
 def names_of(model: str, aliases: Mapping[str, str]) -> Names:
     """What the engine calls its model: the demo by its name, a folder by its last part, a model of the hub by its own.
 
-    Aliases of it become names of the engine's own, so that bodies need no change; `*` cannot be one.
+    Aliases of it become names of the engine's own, so that bodies need no change; `*` cannot be one, nor can what would be
+    read as a flag.
     """
     if model == "demo":
         names = ["smollm2-135m-instruct", "demo"]
@@ -68,7 +79,7 @@ def names_of(model: str, aliases: Mapping[str, str]) -> Names:
         names = [Path(model).resolve().name, model]
     else:
         names = [model]
-    names += [alias for alias, target in aliases.items() if alias != "*" and target in names and alias not in names]
+    names += [alias for alias, target in aliases.items() if target in names and alias != "*" and alias[0] != "-"]
     return Names(names[0], tuple(dict.fromkeys(n for n in names[1:] if n != names[0])))
 
 
@@ -85,8 +96,9 @@ def check_flags(args: Sequence[str]) -> None:
 
 
 def flag_names(args: Sequence[str]) -> tuple[str, ...]:
-    """The long flags among the arguments, as vLLM reads them: `--max_num_seqs=8` is `max-num-seqs`."""
-    return tuple(a[2:].partition("=")[0].replace("_", "-") for a in args if a.startswith("--"))
+    """The long flags among the arguments, as vLLM reads them: `--max_num_seqs=8` is `max-num-seqs`, `--a.b=8` part of `a`."""
+    names = (a[2:].partition("=")[0].partition(".")[0] for a in args if a.startswith("--"))
+    return tuple(name.replace("_", "-") for name in names)
 
 
 def flag_value(args: Sequence[str], name: str) -> str | None:
@@ -174,8 +186,11 @@ def environment(
         "PYTHONUNBUFFERED": "1",
         "PATH": f"{python.parent}{os.pathsep}{environ.get('PATH', os.defpath)}",
     }
+    kept.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", str(LOADS_WITHIN_S))
     if distribution.cpu:
         kept.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
+    if distribution.exact_attention and "VLLM_PLUGINS" in kept:  # a list of those to load, which leaves out all others
+        kept["VLLM_PLUGINS"] += f",{CPU_PLUGIN}"
     if model == "demo" or _is_folder(model):
         kept.setdefault("HF_HUB_OFFLINE", "1")
     return kept

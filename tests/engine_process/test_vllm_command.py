@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from engine.backends.vllm_command import (
+    CPU_PLUGIN,
     OURS,
     Distribution,
     Names,
@@ -16,6 +17,7 @@ from engine.backends.vllm_command import (
     max_num_seqs,
     names_of,
 )
+from engine.inside import cpu_attention
 from state.records import SettingsError
 
 CPU = Distribution("0.32.0", cpu=True, launcher=False, exact_attention=True)
@@ -59,7 +61,13 @@ def test_without_the_plugin_a_cpu_computes_in_float32() -> None:
     assert command[command.index("--dtype") + 1] == "float32"
 
 
-@pytest.mark.parametrize("flag", [*(f"--{name}" for name in OURS), "--por", "--served_model_name=x", "--api-key=k"])
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *(f"--{name}" for name in OURS),
+        *("--por", "--served_model_name=x", "--api-key=k", "--api_key.x", "--grpc", "--grpc_port=1", "--config=f.yaml"),
+    ],
+)
 def test_flags_that_are_ours_are_refused_in_any_spelling(flag: str) -> None:
     with pytest.raises(SettingsError, match="cannot be given to the engine"):
         check_flags(["--seed", "1", flag, "x"])
@@ -97,6 +105,7 @@ def test_how_many_run_at_once() -> None:
         ("demo", {}, ("smollm2-135m-instruct", "demo")),
         ("demo", {"gpt": "demo", "x": "other", "*": "demo"}, ("smollm2-135m-instruct", "demo", "gpt")),
         ("org/m", {"gpt": "org/m"}, ("org/m", "gpt")),
+        ("org/m", {"--port": "org/m"}, ("org/m",)),  # no name that vLLM would read as a flag
         ("/models/phi", {}, ("phi", "/models/phi")),
     ],
 )
@@ -121,6 +130,7 @@ def test_the_engines_variables() -> None:
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_RPC_BASE_PATH": "/private",
         "PYTHONUNBUFFERED": "1",
+        "VLLM_ENGINE_READY_TIMEOUT_S": "604800",  # vLLM would give up on a large model after ten minutes
     }
     place: dict[str, Any] = {"python": Path("/e/bin/python"), "folder": Path("/private")}
     assert environment(given, distribution=GPU, model="org/m", **place) == wanted
@@ -129,6 +139,13 @@ def test_the_engines_variables() -> None:
 
 
 def test_the_users_own_variables_for_vllm_are_kept() -> None:
-    given = {"VLLM_CPU_KVCACHE_SPACE": "8"}
+    given = {"VLLM_CPU_KVCACHE_SPACE": "8", "VLLM_ENGINE_READY_TIMEOUT_S": "60"}
     found = environment(given, distribution=CPU, model="org/m", python=Path("/e/python"), folder=Path("/p"))
-    assert found["VLLM_CPU_KVCACHE_SPACE"] == "8"
+    assert {name: found[name] for name in given} == given
+
+
+def test_a_list_of_plugins_does_not_lose_the_one_that_makes_answers_right() -> None:
+    place: dict[str, Any] = {"model": "org/m", "python": Path("/e/python"), "folder": Path("/p")}
+    assert environment({"VLLM_PLUGINS": "a"}, distribution=CPU, **place)["VLLM_PLUGINS"] == "a,overnight_cpu_attention"
+    assert environment({"VLLM_PLUGINS": "a"}, distribution=GPU, **place)["VLLM_PLUGINS"] == "a"
+    assert f"{CPU_PLUGIN} = " in cpu_attention.ENTRY_POINTS
