@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from engine.orchestrator.finish import FinishRequest, write_results
-from engine.orchestrator.pipe import LENGTH, Done, Raised, Ready, decode, encode
+from engine.orchestrator.pipe import ALIVE_EVERY_S, LENGTH, Alive, Done, Raised, Ready, decode, encode
 from engine.orchestrator.plan import PlanRequest, make_plan
 from state.objects import ObjectStore
 from state.objects.open import open_store
@@ -64,13 +64,31 @@ async def _serve(settings: Settings, jobs: "queue.SimpleQueue[Any]", answers: IO
     _send(answers, Ready())
     while True:
         job = await asyncio.to_thread(jobs.get)
-        try:
-            answer: Done | Raised = Done(
-                await perform(job, store=store, parent=settings.spool_folder), resident_bytes()
-            )
-        except Exception as error:
-            answer = Raised.of(error)
+        answer: Done | Raised
+        with _signs_of_life(answers):
+            try:
+                answer = Done(await perform(job, store=store, parent=settings.spool_folder), resident_bytes())
+            except Exception as error:
+                answer = Raised.of(error)
         _send(answers, answer)
+
+
+@contextlib.contextmanager
+def _signs_of_life(answers: IO[bytes]) -> Iterator[None]:
+    """While it lasts, the pipe is the thread's alone: it has ended before the answer is sent."""
+    over = threading.Event()
+
+    def tell() -> None:
+        while not over.wait(ALIVE_EVERY_S):
+            _send(answers, Alive())
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        over.set()
+        teller.join()
 
 
 async def perform(job: PlanRequest | FinishRequest, *, store: ObjectStore, parent: Path) -> Any:

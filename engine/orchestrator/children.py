@@ -11,7 +11,7 @@ import logging
 import sys
 from typing import Any
 
-from engine.orchestrator.pipe import LENGTH, ChildDied, Raised, decode, encode
+from engine.orchestrator.pipe import LENGTH, Alive, ChildDied, Raised, decode, encode
 from state.records import Unavailable
 from state.settings import Settings
 
@@ -19,8 +19,9 @@ log = logging.getLogger(__name__)
 
 #: A child that holds on to more than this after a job is replaced, in bytes.
 _RESIDENT_LIMIT = 128 * 1024 * 1024
-#: How long a child may take to start, in seconds.
-_START_S = 60.0
+#: How long a child may take to start, and how long it may give no sign of life while it works, in seconds. The latter
+#: leaves time to do the job again before a stopped batch must have ended (invariant 7).
+_START_S, _SILENCE_S = 60.0, 30.0
 
 
 class Child:
@@ -49,9 +50,8 @@ class Child:
             self._process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
             )
-            async with asyncio.timeout(_START_S):
-                first = await self._exchange(self._settings)
-        except (OSError, ChildDied) as error:  # TimeoutError is an OSError
+            first = await self._exchange(self._settings, silence=_START_S)
+        except (OSError, ChildDied) as error:
             await self.end()
             raise Unavailable(f"a child process does not start: {str(error) or type(error).__name__}") from error
         except BaseException:
@@ -65,12 +65,12 @@ class Child:
         """The job's value. A caller that is cancelled takes the process along: nobody else wants what it works on.
 
         Raises:
-            ChildDied: the process ended in the middle.
+            ChildDied: the process ended in the middle, or is frozen.
             Unavailable, OutOfSpace, Corrupt: as the job raised them.
             ChildFailed: the job raised something else.
         """
         try:
-            answer = await self._exchange(job)
+            answer = await self._exchange(job, silence=_SILENCE_S)
         except BaseException:
             await self.end()
             raise
@@ -90,15 +90,22 @@ class Child:
             process.stdin.close()
         await asyncio.shield(process.wait())
 
-    async def _exchange(self, message: Any) -> Any:
+    async def _exchange(self, message: Any, *, silence: float) -> Any:
+        """Sends a message and returns the answer; `silence` is the longest wait for a sign of life, in seconds."""
         process = self._process
         if process is None or process.stdin is None or process.stdout is None:
             raise ChildDied("the child process is not running")
         try:
             process.stdin.write(encode(message))
             await process.stdin.drain()
-            (size,) = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))
-            return decode(await process.stdout.readexactly(size))
+            while True:
+                async with asyncio.timeout(silence):
+                    (size,) = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))
+                    answer = decode(await process.stdout.readexactly(size))
+                if not isinstance(answer, Alive):
+                    return answer
+        except TimeoutError as error:
+            raise ChildDied(f"the child process gave no sign of life for {silence:.0f} s") from error
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise ChildDied("the child process ended in the middle of its work") from error
 

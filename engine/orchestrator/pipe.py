@@ -14,10 +14,18 @@ from state.records import Corrupt, OutOfSpace, OvernightError, Unavailable
 
 LENGTH = struct.Struct("<Q")
 
+#: Seconds between a working child's signs of life.
+ALIVE_EVERY_S = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Ready:
     """The child has imported what it needs and opened its store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """The child is at work on its job; said every `ALIVE_EVERY_S` by a thread that the work does not stop."""
 
 
 @dataclass(frozen=True, slots=True)

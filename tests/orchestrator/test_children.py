@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 import pytest
 
@@ -108,6 +109,33 @@ async def test_a_spool_that_cannot_be_made_is_waited_for_by_the_same_process(chi
     settings.spool_folder.unlink()
     written = await children.run_small(await finish_of_one_line(store, epoch=2))
     assert written.output is not None
+
+
+async def test_a_frozen_process_is_noticed_ended_and_replaced(children, store, monkeypatch):
+    """Invariant 7: a batch that is to end does not wait for it."""
+    monkeypatch.setattr("engine.orchestrator.children._SILENCE_S", 3.0)
+    await children.warm()
+    (frozen,) = children.pids
+    os.kill(frozen, signal.SIGSTOP)
+    with pytest.raises(ChildDied, match="no sign of life for 3 s"):
+        await children.run_small(await finish_of_one_line(store))
+    assert not lives(frozen)
+    written = await children.run_small(await finish_of_one_line(store, epoch=2))
+    assert written.output is not None
+
+
+async def test_a_process_that_works_for_long_gives_signs_of_life(children, store, monkeypatch):
+    monkeypatch.setattr("engine.orchestrator.children._SILENCE_S", 3.0)
+    await children.warm()
+    asked = await finish_of_one_line(store)
+    stuck = StuckObject(store, asked.segments[0].object_key)
+    job = asyncio.create_task(children.run_small(asked))
+    await eventually(stuck.has_begun, within=20.0)
+    longer_than_silence = time.monotonic() + 5.0
+    await eventually(lambda: time.monotonic() > longer_than_silence)
+    assert not job.done()
+    stuck.mend()
+    assert (await job).output is not None
 
 
 async def test_a_process_that_does_not_start_is_no_jobs_fault(children, store, monkeypatch):
