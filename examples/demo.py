@@ -123,7 +123,9 @@ def show(output: list[Line], errors: list[Line]) -> None:
     answers = {line["custom_id"]: answer(line) for line in output}
     for custom_id in SHOWN:
         console.print(f"\n[bold]{custom_id}[/]", markup=True)
-        console.print(f"  Q: {asked[custom_id]}\n  A: {answers.get(custom_id, '(no answer)')}", markup=False)
+        console.print(
+            f"  Q: {asked[custom_id]}\n  A: {answers.get(custom_id, '(no answer)')}", markup=False, soft_wrap=True
+        )
     for line in errors:
         console.print(f"\n[bold]{line['custom_id']}[/] (in the error file)", markup=True)
         console.print(f"  {json.dumps(line['error'] or line['response'])[:300]}", markup=False, soft_wrap=True)

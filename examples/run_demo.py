@@ -70,7 +70,7 @@ def _is_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> bool:
             _tell(f"ready after {waited:.0f} s", last=True)
             return True
         if waited - told >= (0.5 if sys.stderr.isatty() else 10.0):
-            _tell(f"vLLM is starting: {waited:.0f} s (about 30 s on two cores)")
+            _tell(f"vLLM is starting: {waited:.0f} s (30 to 60 s on two cores)")
             told = waited
         time.sleep(0.1)
     print(f"\nthe server did not become ready; the end of {log}:", file=sys.stderr)

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from server.cli.exits import FAILED
+from server.cli.misspelt import refuse_misspelt
 from server.cli.parser import FLAGS, REPEATED
 from server.roles.handover import Orders, orders_from
 from state.records import SettingsError
@@ -22,6 +23,7 @@ Start = Callable[[Settings, Orders | None, asyncio.Event], Awaitable[None]]
 
 def settings_from(args: argparse.Namespace) -> Settings:
     """The settings that the flags, the variables and the file make together."""
+    refuse_misspelt(os.environ)
     flags: dict[str, Any] = {name: getattr(args, name) for names in FLAGS.values() for name in names}
     flags |= {name: tuple(flags[name]) for name in REPEATED if flags[name] is not None}
     flags["engine_args"] = args.engine_args
