@@ -13,7 +13,7 @@ from engine.orchestrator.finish import FinishRequest, Written
 from engine.orchestrator.plan import Planned, PlanRequest, PlanResult
 from engine.orchestrator.results import ResultObject, StopCode
 from engine.orchestrator.setback import NoModelYet, StoppedMeanwhile
-from state import batches, losses, models, shards
+from state import batches, losses, models, shards, workers
 from state.batches import Result
 from state.clock import Clock
 from state.database import Database
@@ -94,6 +94,16 @@ class Outcomes:
                 "planned %s: %d requests in %d shards", job.batch_id, plan.total, len(plan.shards), extra=_about(job)
             )
             self._waker.notify("worker")
+            await self._warn_of_waiting(job, plan.model_root)
+
+    async def _warn_of_waiting(self, job: JobLease, root: str) -> None:
+        """A model that was served once is known for ever, and its batch may wait for long: whoever runs this should know.
+
+        Says nothing while a worker is not ready, because that one may be the one.
+        """
+        about = await workers.listed(self._database, now=self._clock.wall())
+        if about and all(worker.state == "ready" and root not in worker.models for worker in about):
+            log.warning("%s waits: no engine that runs serves %s", job.batch_id, root, extra=_about(job))
 
     async def _finish(self, job: JobLease, details: FinishInput, run: Run) -> None:
         written: Written = await run(finish_request(job, details, self._settings))

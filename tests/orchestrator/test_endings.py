@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from state import workers
 from state.records import Batch, BatchStatus, Counts, Fault
 from tests.orchestrator.house import House, answers, input_lines
 
@@ -168,6 +169,20 @@ async def test_a_cancel_that_comes_while_the_files_are_written_ends_in_cancelled
     batch = await house.get(batch)
     assert batch.status is BatchStatus.CANCELLED
     assert await house.content(batch.output_file_id) == answers(batch.id, range(3))
+
+
+@pytest.mark.parametrize(
+    ("state", "served", "told"),
+    [("ready", ["other"], True), ("ready", ["other", "m"], False), ("starting", [], False), (None, [], False)],
+)
+async def test_it_is_told_when_no_engine_that_runs_serves_a_batchs_model(
+    house: House, caplog: pytest.LogCaptureFixture, state: str | None, served: list[str], told: bool
+):
+    if state is not None:
+        now = house.clock.wall()
+        await workers.seen(house.db, worker_id="w", engine="e", state=state, cause=None, models=served, now=now)
+    batch = await house.planned(3)
+    assert (f"{batch.id} waits: no engine that runs serves m" in caplog.text) is told
 
 
 async def test_a_bad_file_fails_its_batch_with_every_bad_line_and_runs_nothing(house: House):
