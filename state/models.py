@@ -1,13 +1,14 @@
 """The models that have a name here: those of the workers, live or not, and their aliases.
 
-A model that was ever registered stays known: batches for it wait until somebody serves it again.
+A model that was ever registered stays known: batches for it wait until somebody serves it again. An alias is a setting, and
+goes when it is known to be set no more.
 """
 
 from collections.abc import Iterable
 from typing import Any
 
 import orjson
-from sqlalchemy import Row, func, select
+from sqlalchemy import Row, delete, func, select
 
 from state import tables
 from state.database import Database, upsert
@@ -53,6 +54,12 @@ async def resolve(db: Database, *, name: str) -> Model | None:
         rows = (await conn.execute(select(_TABLE).where(_TABLE.c.name.in_((name, ANY))))).all()
     found = {row.name: _model(row) for row in rows}
     return found.get(name) or found.get(ANY)
+
+
+async def forget_aliases(db: Database, *, before: float) -> None:
+    """Forgets the aliases, `*` included, that no worker has registered since `before` (wall time)."""
+    async with db.write() as conn:
+        await conn.execute(delete(_TABLE).where(_TABLE.c.name != _TABLE.c.root, _TABLE.c.last_seen < before))
 
 
 async def any_known(db: Database) -> bool:

@@ -4,6 +4,7 @@ This is the embedded default: one machine, a SQLite file and a folder, and no se
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -17,7 +18,7 @@ from server import logs
 from server.roles import folder
 from server.roles.supervise import Role, Supervisor
 from server.roles.unblock import keep_writable
-from state import jobs, shards, workers
+from state import jobs, models, shards, workers
 from state.database import Database, upgrade
 from state.models import ANY
 from state.records import OvernightError, Unavailable
@@ -71,7 +72,7 @@ async def _run(plan: Plan, kept: tuple[int, ...]) -> int:
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, lambda: _told_to_stop(supervisor))
-        well = await _supervised(plan, supervisor)
+        well = await _supervised(plan, supervisor, database)
     finally:
         await announcer.close()
         await database.close()
@@ -80,14 +81,34 @@ async def _run(plan: Plan, kept: tuple[int, ...]) -> int:
     return 0 if well else 1
 
 
-async def _supervised(plan: Plan, supervisor: Supervisor) -> bool:
+async def _supervised(plan: Plan, supervisor: Supervisor, database: Database) -> bool:
     if not plan.sole or plan.settings.database_url:
         return await supervisor.run()
-    watch = asyncio.create_task(keep_writable(plan.settings.data / "overnight.db", supervisor))
+    beside = [
+        asyncio.create_task(keep_writable(plan.settings.data / "overnight.db", supervisor)),
+        asyncio.create_task(drop_old_aliases(database, engines=sum(role.kind == "worker" for role in plan.roles))),
+    ]
     try:
         return await supervisor.run()
     finally:
-        watch.cancel()
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
+
+
+async def drop_old_aliases(database: Database, *, engines: int) -> None:
+    """Once all of this `serve`'s engines have named their models, the aliases of earlier ones are no settings any more.
+
+    Until then they stay: an engine that is still away may be the one that a name is meant for.
+    """
+    began = time.time()
+    while True:
+        with contextlib.suppress(Unavailable):
+            known = await workers.listed(database, now=time.time())
+            if sum(worker.state == "ready" for worker in known) >= engines:
+                await models.forget_aliases(database, before=began)
+                return
+        await asyncio.sleep(1.0)
 
 
 async def migrate(settings: Settings) -> None:

@@ -1,5 +1,6 @@
 """What `overnight serve` does around its roles: the leases of the dead, and what it says of where it is."""
 
+import asyncio
 import os
 import time
 from pathlib import Path
@@ -7,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from server.roles import embedded, unblock
-from state import workers
+from state import models, workers
 from state.database import Database, upgrade
+from state.records import Model
 from state.settings import Settings
 
 
@@ -50,6 +52,22 @@ async def test_the_workers_of_a_killed_serve_are_not_ready_for_the_next_ones_bat
     plan = embedded.Plan(settings, roles=(), sole=True)
     await embedded._run(plan, kept=())
     assert await workers.listed(database, now=now) == []
+    await database.close()
+
+
+async def test_aliases_of_an_earlier_serve_go_once_every_engine_has_named_its_models(tmp_path: Path) -> None:
+    database_url = Settings(data=tmp_path).database
+    await upgrade(database_url)
+    database = Database.open(database_url)
+    old = Model("*", "old-model", "overnight", 1, 1.0)
+    await models.register(database, models=[old], now=time.time() - 60)
+    dropping = asyncio.create_task(embedded.drop_old_aliases(database, engines=2))
+    for number in (1, 2):
+        assert await models.resolve(database, name="any") is not None
+        seen = {"engine": "vllm", "state": "ready", "cause": None, "models": ["m"], "now": time.time()}
+        await workers.seen(database, worker_id=f"worker-{number}", **seen)
+    await dropping
+    assert await models.resolve(database, name="any") is None
     await database.close()
 
 

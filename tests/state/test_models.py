@@ -30,6 +30,14 @@ async def test_registering_again_keeps_the_time_of_creation(db: Database) -> Non
     assert await models.get(db, name="smol") == replace(SMOL, owned_by="me", endpoints=None, last_seen=NOW + 9)
 
 
+async def test_aliases_of_earlier_days_can_be_forgotten_and_models_cannot(db: Database) -> None:
+    await models.register(db, models=[SMOL, ALIAS, ANYTHING], now=NOW)
+    await models.register(db, models=[ALIAS], now=NOW + 10)
+    await models.forget_aliases(db, before=NOW + 5)
+    assert [model.name for model in await models.listed(db)] == ["gpt-4o-mini", "smol"]
+    assert await models.resolve(db, name="unknown") is None
+
+
 async def test_a_name_goes_to_its_own_row_or_to_that_for_any(db: Database) -> None:
     await models.register(db, models=[SMOL, ALIAS], now=NOW)
     assert await models.resolve(db, name="gpt-4o-mini") == ALIAS
