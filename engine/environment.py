@@ -119,7 +119,12 @@ async def find_distribution(python: Path) -> Distribution:
         process = await asyncio.create_subprocess_exec(
             *(str(python), "-I", "-c", _PROBE), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
-        output, errors = await asyncio.wait_for(process.communicate(), PROBE_S)
+        try:
+            output, errors = await asyncio.wait_for(process.communicate(), PROBE_S)
+        finally:
+            if process.returncode is None:  # out of time, or we are to stop (invariant 15)
+                process.kill()
+                await process.wait()
     except (OSError, TimeoutError) as error:
         raise SettingsError(f"{python} does not run ({error}): {INSTALL}") from error
     if process.returncode != 0:

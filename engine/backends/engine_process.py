@@ -9,9 +9,10 @@ import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from engine.backends import guard
+from engine.backends.leftovers import end_recorded
 
 log = logging.getLogger(__name__)
 
@@ -26,10 +27,19 @@ GUARD_MARGIN_S: Final = 1.0
 class EngineProcess:
     """One run of an engine. Made by `start`; over when `ended` is set."""
 
-    def __init__(self, process: asyncio.subprocess.Process, *, stop_s: float) -> None:
-        self._process, self._stop_s = process, stop_s
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        output: asyncio.StreamReader,
+        pipe: asyncio.ReadTransport,
+        *,
+        record: Path,
+        stop_s: float,
+    ) -> None:
+        """`output` is what the engine prints, as it comes out of `pipe`."""
+        self._process, self._pipe, self._record, self._stop_s = process, pipe, record, stop_s
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
-        self._drain = asyncio.create_task(self._read(), name="engine output")
+        self._drain = asyncio.create_task(self._read(output), name="engine output")
         self.ended = asyncio.create_task(self._wait(), name="engine process")
 
     @classmethod
@@ -39,15 +49,21 @@ class EngineProcess:
         """Starts the guard, and by it the engine. `folder` is removed with it; `stop_s` bounds its end, in seconds."""
         record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         options = ["--record", str(record), "--stop", str(stop_s), "--remove", str(folder), "--"]
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", guard.__file__, *options, *command),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=dict(environ),
-            start_new_session=True,
-        )
-        return cls(process, stop_s=stop_s)
+        output, pipe, printed = await _output_pipe()
+        with printed:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-I", "-S", guard.__file__, *options, *command),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=printed,
+                    stderr=asyncio.subprocess.STDOUT,
+                    env=dict(environ),
+                    start_new_session=True,
+                )
+            except BaseException:
+                pipe.close()
+                raise
+        return cls(process, output, pipe, record=record, stop_s=stop_s)
 
     @property
     def tail(self) -> tuple[str, ...]:
@@ -68,16 +84,17 @@ class EngineProcess:
 
     async def _wait(self) -> int:
         code = await self._process.wait()
+        await end_recorded(self._record)  # a guard that was killed has ended nothing (invariant 15)
         # A stray that outlived the guard may hold the pipe; what was printed before is read within a moment.
         await asyncio.wait([self._drain], timeout=GUARD_MARGIN_S)
         self._drain.cancel()
+        self._pipe.close()
         return code
 
-    async def _read(self) -> None:
+    async def _read(self, output: asyncio.StreamReader) -> None:
         """Drains the output, so that the engine never blocks on it."""
-        assert self._process.stdout is not None
         rest = b""
-        while chunk := await self._process.stdout.read(65536):
+        while chunk := await output.read(65536):
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 self._keep(line)
@@ -94,8 +111,23 @@ class EngineProcess:
         log.debug("engine: %s", line)
 
 
+async def _output_pipe() -> tuple[asyncio.StreamReader, asyncio.ReadTransport, IO[bytes]]:
+    """What is read, its transport, and the end to write to.
+
+    A pipe of our own: with one of asyncio's, a process is not over for it while a stray holds the other end.
+    """
+    ours, theirs = os.pipe()
+    output = asyncio.StreamReader()
+    pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(output), os.fdopen(ours, "rb")
+    )
+    return output, pipe, os.fdopen(theirs, "wb")
+
+
 def describe_exit(code: int) -> str:
     """An exit code of the guard, which is the engine's, in words."""
+    if code < 0:
+        return f"lost its guard, which was ended by {signal.Signals(-code).name}"
     if code > 128:
         with contextlib.suppress(ValueError):
             return f"was ended by {signal.Signals(code - 128).name}"

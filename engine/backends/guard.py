@@ -118,9 +118,12 @@ def send(pid: int, number: int) -> None:
 class Guard:
     """One engine, from its start to the end of its last process."""
 
-    def __init__(self, *, command: list[str], record: str, stop_s: float) -> None:
-        """`record` is the file that tells a later worker what was started; `stop_s` bounds the end, in seconds."""
-        self._command, self._record, self._stop_s = command, record, stop_s
+    def __init__(self, *, command: list[str], record: str, folder: str, stop_s: float) -> None:
+        """`record` is the file that tells a later worker what was started, `folder` the engine's own, which goes with it.
+
+        `stop_s` bounds the end, in seconds.
+        """
+        self._command, self._record, self._folder, self._stop_s = command, record, folder, stop_s
         self._subreaper = prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._engine = 0
         self._status: int | None = None
@@ -133,10 +136,17 @@ class Guard:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)
         self._engine = start_engine(self._command)
-        self._write_record()
+        try:
+            self._write_record()
+        except (
+            OSError
+        ) as error:  # a full disk, say (invariant 13): the record only serves a worker whose guard was killed
+            os.write(2, f"no record of the engine can be written: {error.strerror}\n".encode())
         while self._status is None and not asked_to_stop(wake):
             self._reap()
         self._end(self._stop_s if self._status is None else min(self._stop_s, LEFT_BEHIND_S + AFTER_KILL_S))
+        if not self._left():  # one may be stuck in a driver: the next start is to know of it
+            remove(self._record, self._folder)
         return os.waitstatus_to_exitcode(self._status or 0)
 
     def _end(self, within: float) -> None:
@@ -204,6 +214,7 @@ class Guard:
             "guard_start": guard.start if guard else 0,
             "owner": os.getppid(),
             "owner_start": owner.start if owner else 0,
+            "folder": self._folder,
         }
         draft = self._record + ".new"
         with open(draft, "w", encoding="utf-8") as file:
@@ -227,10 +238,14 @@ def prctl(option: int, value: int) -> bool:
 
 
 def start_engine(command: list[str]) -> int:
-    """Starts the engine in a session of its own, which dies with the guard; returns its process id."""
+    """Starts the engine in a session of its own, which dies with the guard; returns its process id once it runs."""
     guard = os.getpid()
+    started, starting = os.pipe()  # the kernel closes the latter when the engine's program takes the place of ours
     pid = os.fork()
     if pid:
+        os.close(starting)
+        os.read(started, 1)
+        os.close(started)
         return pid
     try:
         os.setsid()
@@ -258,11 +273,12 @@ def asked_to_stop(wake: int) -> bool:
 def main(args: list[str]) -> int:
     """The command line; see the module's docstring."""
     options = dict(zip(args[: args.index("--") : 2], args[1 : args.index("--") : 2], strict=False))
-    guard = Guard(command=args[args.index("--") + 1 :], record=options["--record"], stop_s=float(options["--stop"]))
-    try:
-        return guard.run()
-    finally:
-        remove(options["--record"], options.get("--remove", ""))
+    return Guard(
+        command=args[args.index("--") + 1 :],
+        record=options["--record"],
+        folder=options.get("--remove", ""),
+        stop_s=float(options["--stop"]),
+    ).run()
 
 
 def remove(record: str, folder: str) -> None:

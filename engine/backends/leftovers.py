@@ -1,4 +1,4 @@
-"""Ends engines whose guard was killed together with its worker, before a new one starts (invariant 15).
+"""Ends engines whose guard was killed: at once by its worker, or by the next one if that was killed too (invariant 15).
 
 Each guard writes a record of what it started. A process id alone proves nothing, ids are used again; so a record counts
 only within the boot it was written in, and only for processes that carry the recorded start times. A session id cannot
@@ -40,6 +40,7 @@ class Record:
     guard_start: int
     owner: int
     owner_start: int
+    folder: str
 
 
 def parse_record(text: str) -> Record | None:
@@ -72,15 +73,25 @@ def members(processes: Iterable[guard.Process], record: Record, executables: dic
 
 
 async def end_leftovers(folder: Path) -> None:
-    """Ends what records in `folder` tell of, unless the worker that started it lives. Takes 16 s at most per record."""
+    """Ends what records in `folder` tell of, unless another worker that lives has started it. Takes 16 s at most per record.
+
+    What we have started ourselves is over as well, for a worker has one engine.
+    """
     for path in _records(folder):
         record = _read(path)
         if record is None or record.boot_id != guard.boot_id() or await _end(record):
-            path.unlink(missing_ok=True)
+            guard.remove(str(path), record.folder if record else "")
 
 
 def _records(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.json"))
+
+
+async def end_recorded(path: Path) -> None:
+    """Kills what is left of an engine whose guard has ended, in 2 s at most. A guard that ended in order left no record."""
+    record = _read(path)
+    if record is not None and await _kill(record, signal.SIGKILL):
+        guard.remove(str(path), record.folder)
 
 
 def _read(path: Path) -> Record | None:
@@ -91,18 +102,20 @@ def _read(path: Path) -> Record | None:
 
 async def _end(record: Record) -> bool:
     """Ends one engine; False if it is another living worker's, or would not end."""
-    if lives(guard.read_processes(), record.owner, record.owner_start):
+    if record.owner != os.getpid() and lives(guard.read_processes(), record.owner, record.owner_start):
         return False
     await _until(lambda: not lives(guard.read_processes(), record.guard, record.guard_start), GUARD_ENDS_IN_S)
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        left = _left(record)
-        if left:
-            log.warning("ending processes that an engine left behind: %s", left)
-        for pid in left:
-            guard.send(pid, number)
-        if await _until(lambda: not _left(record), TERM_S):
-            return True
-    return False
+    return await _kill(record, signal.SIGTERM) or await _kill(record, signal.SIGKILL)
+
+
+async def _kill(record: Record, number: signal.Signals) -> bool:
+    """Sends a signal to what is left of an engine; whether nothing is left then."""
+    left = _left(record)
+    if left:
+        log.warning("ending processes that an engine left behind: %s", left)
+    for pid in left:
+        guard.send(pid, number)
+    return await _until(lambda: not _left(record), TERM_S)
 
 
 def _left(record: Record) -> list[int]:

@@ -112,6 +112,35 @@ def test_the_record_says_what_was_started(guarded: Guarded) -> None:
     assert facts["boot_id"] == guard.boot_id()
 
 
+def test_the_recorded_program_is_the_engines_and_not_the_guards_a_moment_before(record: Path) -> None:
+    """By it the engine's processes are known once the first of them is dead; the engine's python is another one than ours."""
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        guard.__file__,
+        "--record",
+        str(record),
+        "--stop",
+        "1",
+        "--",
+        "/bin/sleep",
+        "60",
+    ]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE)
+    eventually_sync(record.exists)
+    assert json.loads(record.read_text())["executable"] == str(Path("/bin/sleep").resolve())
+    process.communicate(timeout=10)
+
+
+def test_an_engine_runs_also_where_no_record_can_be_written(traces: Traces, tmp_path: Path) -> None:
+    """As on a full disk (invariant 13)."""
+    guarded = Guarded(traces, tmp_path / "no such folder" / "record.json")
+    guarded.lose_owner()
+    assert guarded.process.wait(5) == 128 + signal.SIGTERM
+    assert traces.alive() == []
+
+
 def test_a_program_that_is_not_there_is_said_so(tmp_path: Path, record: Path) -> None:
     command = [sys.executable, "-I", "-S", guard.__file__, "--record", str(record), "--stop", "1", "--", "/no/such"]
     done = subprocess.run(command, stdin=subprocess.PIPE, capture_output=True, text=True, check=False)

@@ -49,14 +49,15 @@ def orphan(traces: Traces) -> Iterator[Record]:
         guard_start=1,
         owner=NOBODY,
         owner_start=1,
+        folder="",
     )
     traces.end()
     process.wait(5)
 
 
-def write(folder: Path, record: Record, **changes: Any) -> Path:
-    folder.mkdir(exist_ok=True)
-    path = folder / "engine.json"
+def write(place: Path, record: Record, **changes: Any) -> Path:
+    place.mkdir(exist_ok=True)
+    path = place / "engine.json"
     path.write_bytes(orjson.dumps(asdict(replace(record, **changes))))
     return path
 
@@ -79,12 +80,31 @@ async def test_also_when_its_first_process_is_dead_already(orphan: Record, trace
 
 
 async def test_an_engine_whose_worker_lives_is_left_alone(orphan: Record, traces: Traces, tmp_path: Path) -> None:
-    own = guard.read_process(os.getpid())
-    assert own is not None
-    path = write(tmp_path / "engines", orphan, owner=own.pid, owner_start=own.start)
+    other = guard.read_process(os.getppid())
+    assert other is not None
+    path = write(tmp_path / "engines", orphan, owner=other.pid, owner_start=other.start)
     await end_leftovers(tmp_path / "engines")
     assert len(traces.alive()) == 3
     assert path.exists()
+
+
+async def test_what_we_have_started_ourselves_is_a_left_over_too(
+    orphan: Record, traces: Traces, tmp_path: Path
+) -> None:
+    own = guard.read_process(os.getpid())
+    assert own is not None
+    write(tmp_path / "engines", orphan, owner=own.pid, owner_start=own.start)
+    await end_leftovers(tmp_path / "engines")
+    assert traces.alive() == []
+
+
+async def test_the_folder_with_its_sockets_goes_too(orphan: Record, tmp_path: Path) -> None:
+    sockets = tmp_path / "sockets"
+    sockets.mkdir()
+    (sockets / "s").touch()
+    write(tmp_path / "engines", orphan, folder=str(sockets))
+    await end_leftovers(tmp_path / "engines")
+    assert not sockets.exists()
 
 
 @pytest.mark.parametrize(
@@ -100,7 +120,7 @@ async def test_a_process_that_only_has_the_same_id_is_left_alone(
 
 
 def test_members_of_a_session_whose_leader_is_dead_must_look_like_the_engines() -> None:
-    record = Record("boot", 10, 500, "/engine/python", 1, 1, 2, 1)
+    record = Record("boot", 10, 500, "/engine/python", 1, 1, 2, 1, "")
     table = [
         guard.Process(11, 1, 10, 10, 600, False),
         guard.Process(12, 1, 10, 10, 400, False),  # older than the engine
