@@ -79,6 +79,9 @@ class Settings:
     model_aliases: tuple[str, ...] = _say("NAME=MODEL pairs; `*=MODEL` accepts any name", default=())
     engine_python: str = _say("python of the engine's environment; empty: the one `engine install` made", default="")
     engine_args: tuple[str, ...] = _say("further flags for vLLM (what follows `--`)", default=())
+    engine_hung_after: float = _say(
+        "a vLLM of ours that has requests and makes no progress for so long is ended; 0: 120, on a CPU 600", default=0.0
+    )
     max_in_flight: int = _say("requests at the engine at once; 0: 64, or 1.25 x max_num_seqs for vLLM", default=0)
     max_in_flight_bytes: int = _say("request bytes at the engine at once", default=256 * MIB)
     max_reply_bytes: int = _say("largest reply that is kept", default=64 * MIB)
@@ -176,6 +179,7 @@ _AT_LEAST: dict[str, float] = {
     "max_custom_id_bytes": 1,
     "max_depth": 8,
     "max_in_flight": 0,
+    "engine_hung_after": 0,
     "max_attempts": 1,
     "segment_lines": 1,
     "lease_ttl": 0.5,

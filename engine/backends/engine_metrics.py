@@ -8,13 +8,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-#: What grows while an engine gets on: tokens written, prompts read, requests done (a pooling model writes no tokens).
-PROGRESS: Final = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:request_success_total")
+#: What moves while an engine gets on: tokens written, prompts read, requests done (a pooling model writes no tokens), and
+#: the cache that fills while a long prompt is read, which counts only once it is read to its end.
+PROGRESS: Final = (
+    "vllm:generation_tokens_total",
+    "vllm:prompt_tokens_total",
+    "vllm:request_success_total",
+    "vllm:kv_cache_usage_perc",
+)
 RUNNING: Final = "vllm:num_requests_running"
 WAITING: Final = "vllm:num_requests_waiting"
 
-#: Seconds of requests at the engine without progress, after which it hangs.
+#: Seconds of requests at the engine without progress, or without an answer, after which it hangs. One step of a slow CPU,
+#: which reads some thousand tokens of a prompt, may take minutes.
 HUNG_AFTER_S: Final = 120.0
+HUNG_AFTER_ON_CPU_S: Final = 600.0
+
+#: A longer time between two readings, in seconds, means that we were stopped ourselves: it says nothing of the engine.
+GAP_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +73,20 @@ class HangWatch:
     def __init__(self, *, now: float, after: float = HUNG_AFTER_S) -> None:
         self._after = after
         self._progress: float | None = None
-        self._since = now
+        self._since = self._looked = now
 
-    def hangs(self, sample: Sample | None, *, in_flight: int, now: float) -> bool:
-        """`sample` is None if the engine did not answer; then our own count of requests at it must serve.
+    def hangs(self, sample: Sample | None, *, now: float) -> bool:
+        """`sample` is None if the engine did not answer, which for so long is hanging, whether it has requests or not.
 
         An engine that publishes no counters is never called hung while it answers.
         """
-        if sample is None:
-            busy, stands = in_flight > 0, True
-        else:
-            busy = bool((sample.running or 0) + (sample.waiting or 0))
-            stands = sample.progress is not None and self._progress == sample.progress
-            self._progress = sample.progress
-        if not busy or not stands:
+        if now - self._looked > GAP_S or (sample is not None and self._gets_on(sample)):
             self._since = now
+        self._looked = now
         return now - self._since >= self._after
+
+    def _gets_on(self, sample: Sample) -> bool:
+        busy = bool((sample.running or 0) + (sample.waiting or 0))
+        stands = sample.progress is not None and self._progress == sample.progress
+        self._progress = sample.progress
+        return not busy or not stands

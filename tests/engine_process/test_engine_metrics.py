@@ -17,12 +17,13 @@ vllm:generation_tokens_total{engine="1"} 1.5e+02
 vllm:generation_tokens_created{engine="0"} 1.7960410402270143e+09
 vllm:prompt_tokens_total 7
 vllm:request_success_total{engine="0",finished_reason="stop"} 4.0 1796041040000
+vllm:kv_cache_usage_perc{engine="0"} 0.25
 process_open_fds 12.0
 """
 
 
 def test_values_are_sums_over_engines() -> None:
-    assert read_sample(TEXT) == Sample(running=5.0, waiting=1.0, progress=261.0)
+    assert read_sample(TEXT) == Sample(running=5.0, waiting=1.0, progress=261.25)
 
 
 def test_an_engine_without_statistics_says_nothing() -> None:
@@ -38,10 +39,10 @@ def test_a_counter_that_was_reset_grew_from_zero() -> None:
     assert (grown(10, 12), grown(10, 3), grown(10, 10)) == (2, 3, 0)
 
 
-def watched(*samples: Sample | None, in_flight: int = 0) -> list[bool]:
+def watched(*samples: Sample | None) -> list[bool]:
     """What a watch says, one reading each second, if three seconds without progress are hanging."""
     watch = HangWatch(now=0, after=3)
-    return [watch.hangs(sample, in_flight=in_flight, now=second) for second, sample in enumerate(samples, 1)]
+    return [watch.hangs(sample, now=second) for second, sample in enumerate(samples, 1)]
 
 
 def busy(progress: float | None) -> Sample:
@@ -65,9 +66,23 @@ def test_waiting_requests_count_too() -> None:
 
 
 def test_an_engine_that_publishes_nothing_is_not_called_hung() -> None:
-    assert watched(*[Sample(None, None, None)] * 9, in_flight=3) == [False] * 9
+    assert watched(*[Sample(None, None, None)] * 9) == [False] * 9
 
 
-def test_an_engine_that_does_not_answer_hangs_if_it_has_our_requests() -> None:
-    assert watched(*[None] * 4, in_flight=1)[-1]
-    assert not watched(*[None] * 4)[-1]
+def test_an_engine_that_does_not_answer_hangs() -> None:
+    """Also without requests: it gets none, because it does not answer."""
+    assert watched(*[None] * 4) == [False, False, True, True]
+    assert watched(None, None, busy(5), None, None) == [False] * 5
+
+
+def test_a_long_prompt_that_is_being_read_is_progress() -> None:
+    """vLLM counts a prompt's tokens when it has read them all; what moves until then is the cache it fills."""
+    text = 'vllm:num_requests_running 1.0\nvllm:prompt_tokens_total 7.0\nvllm:kv_cache_usage_perc{{engine="0"}} {}\n'
+    assert not any(watched(*[read_sample(text.format(part / 10)) for part in range(9)]))
+
+
+def test_a_watch_that_was_stopped_itself_blames_nobody() -> None:
+    watch = HangWatch(now=0, after=60)
+    assert not watch.hangs(busy(5), now=1)
+    assert not watch.hangs(None, now=3600)
+    assert not watch.hangs(busy(5), now=3601)
