@@ -6,22 +6,23 @@ the process has ended or hangs; then `start` makes the next run. An engine is ne
 """
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
 import tempfile
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from engine.backends.aliases import check_aliases, parse_aliases, with_aliases
 from engine.backends.client import Client
-from engine.backends.engine_metrics import HangWatch, Sample, read_sample
+from engine.backends.engine_metrics import HUNG_AFTER_ON_CPU_S, HUNG_AFTER_S, HangWatch, Sample, read_sample
 from engine.backends.engine_process import EngineProcess, describe_exit
 from engine.backends.leftovers import end_leftovers
 from engine.backends.protocol import EngineError, EngineMisconfigured, NotSent, Reply, ServedModel
+from engine.backends.proven import Proof
 from engine.backends.remote import read_endpoints
 from engine.backends.renaming import Renaming
 from engine.backends.vllm_command import (
@@ -42,7 +43,7 @@ from state.settings import Settings
 log = logging.getLogger(__name__)
 
 #: Seconds the engine gets to end by itself and by force, all in all: a worker has ten for everything it does at its end.
-STOP_S: Final = 4.0
+STOP_S: Final = 3.0
 #: Seconds between looks at an engine that is starting, and at one that runs.
 STARTING_POLL_S: Final = 0.1
 WATCH_S: Final = 1.0
@@ -56,13 +57,15 @@ AHEAD: Final = 1.25
 
 @dataclass(slots=True)
 class _Run:
-    """One run of the engine. `death` is set, with the reason, once it is over; `in_flight` counts our requests."""
+    """One run of the engine. `death` is set, with the reason, once it is over."""
 
     process: EngineProcess
     client: Client
+    watcher: Client
+    """Connects anew each time: a kept connection works on where the engine cannot be reached any more."""
     death: asyncio.Future[str]
+    hung_after: float
     endpoints: tuple[str, ...] | None = None
-    in_flight: int = 0
     watch: asyncio.Task[None] | None = None
 
 
@@ -71,17 +74,17 @@ class ManagedVLLM:
 
     name = "vllm (managed)"
 
-    def __init__(
-        self, settings: Settings, *, clock: Clock | None = None, hung_after: float = 120.0, stop_s: float = STOP_S
-    ) -> None:
-        """Starts nothing. `hung_after` and `stop_s` are seconds.
+    def __init__(self, settings: Settings, *, clock: Clock | None = None, stop_s: float = STOP_S) -> None:
+        """Starts nothing. `stop_s` is in seconds.
 
         Raises:
             SettingsError: flags or aliases that cannot work.
         """
         check_flags(settings.engine_args)
         self._settings, self._clock = settings, clock or SystemClock()
-        self._hung_after, self._stop_s = hung_after, stop_s
+        self._stop_s = stop_s
+        self._records = settings.data / "engines"
+        self._proof = Proof(self._records / "proven", settings)
         self._aliases = parse_aliases(settings.model_aliases)
         self._names: Names = names_of(settings.model, self._aliases)
         self._renaming = Renaming(self._aliases, served=self._names.all)
@@ -89,21 +92,26 @@ class ManagedVLLM:
         cpu = settings.model == "demo" or not _has_gpu()
         self.suggested_in_flight = round(max_num_seqs(settings.engine_args, cpu=cpu) * AHEAD)
         self._run: _Run | None = None
-        self._was_healthy = False
 
     async def start(self) -> None:
         await self._end_run()
-        records = self._settings.data / "engines"
-        await end_leftovers(records)
-        run = self._run = await self._launch(records)
+        await end_leftovers(self._records)
         try:
+            run = self._run = await self._launch()
             await self._until_healthy(run)
             run.endpoints = await self._read_endpoints(run)
             await self._warm_up(run)
+        except (EngineError, SettingsError, OSError) as error:
+            tail = await self._end_run()
+            if self._proof.given:  # as configured it did work, so this may pass
+                raise EngineError("; ".join((str(error), *tail[-3:]))) from error
+            if isinstance(error, EngineError):
+                raise EngineMisconfigured(str(error), tail) from error
+            raise
         except BaseException:
             await self._end_run()
             raise
-        self._was_healthy = True
+        self._proof.give()
         run.watch = asyncio.create_task(self._watch(run), name="engine watch")
         log.info("vLLM is ready: %s", self._names.root)
 
@@ -115,11 +123,7 @@ class ManagedVLLM:
         run = self._run
         if run is None or run.death.done():
             raise NotSent("the engine is not running")
-        run.in_flight += 1
-        try:
-            return await run.client.post(endpoint, self._renaming.renamed(body))
-        finally:
-            run.in_flight -= 1
+        return await run.client.post(endpoint, self._renaming.renamed(body))
 
     async def died(self) -> str:
         if self._run is None:
@@ -132,7 +136,7 @@ class ManagedVLLM:
     def _models(self, endpoints: tuple[str, ...] | None) -> tuple[ServedModel, ...]:
         return (ServedModel(root=self._names.root, names=self._names.all, endpoints=endpoints),)
 
-    async def _launch(self, records: Path) -> _Run:
+    async def _launch(self) -> _Run:
         python = find_python(self._settings)
         distribution: Distribution = await find_distribution(python)
         model = find_model(self._settings)
@@ -148,34 +152,40 @@ class ManagedVLLM:
         )
         environ = environment(os.environ, distribution=distribution, model=model, python=python, folder=folder)
         log.info("starting vLLM %s: %s", distribution.version, json.dumps(command))
-        process = await EngineProcess.start(
-            command, environ=environ, record=records / f"{uuid.uuid4().hex}.json", folder=folder, stop_s=self._stop_s
-        )
-        client = Client(
+        record = self._records / f"{uuid.uuid4().hex}.json"
+        try:
+            process = await EngineProcess.start(
+                command, environ=environ, record=record, folder=folder, stop_s=self._stop_s
+            )
+        except OSError:
+            folder.rmdir()
+            raise
+        client, watcher = self._client(socket), self._client(socket, {"Connection": "close"})
+        hung_after = self._settings.engine_hung_after or (HUNG_AFTER_ON_CPU_S if distribution.cpu else HUNG_AFTER_S)
+        return _Run(process, client, watcher, asyncio.get_running_loop().create_future(), hung_after)
+
+    def _client(self, socket: Path, headers: Mapping[str, str] | None = None) -> Client:
+        return Client(
             "http://localhost",
             wall=self._clock.wall,
             timeout=self._settings.request_timeout,
             max_reply_bytes=self._settings.max_reply_bytes,
             socket_path=str(socket),
+            headers=headers,
         )
-        return _Run(process, client, asyncio.get_running_loop().create_future())
 
     async def _until_healthy(self, run: _Run) -> None:
         """Polls until the engine answers; raises if it ends instead. A large model may load for as long as it likes."""
         started = told = self._clock.monotonic()
         while not run.process.ended.done():
-            with contextlib.suppress(EngineError):
-                if (await run.client.get("/health")).status == 200:
-                    return
+            if await self._health(run) == 200:
+                return
             await asyncio.wait([run.process.ended], timeout=STARTING_POLL_S)
             now = self._clock.monotonic()
             if now - told >= STILL_STARTING_S:
                 told = now
                 log.info("vLLM is still starting after %.0f s: %s", now - started, "".join(run.process.tail[-1:]))
-        what = f"vLLM {describe_exit(run.process.ended.result())} before it was ready"
-        if self._was_healthy:  # as configured it did work, so this may pass
-            raise EngineError(what)
-        raise EngineMisconfigured(what, run.process.tail)
+        raise EngineError(f"vLLM {describe_exit(run.process.ended.result())} before it was ready")
 
     async def _read_endpoints(self, run: _Run) -> tuple[str, ...] | None:
         reply = await run.client.get("/openapi.json")
@@ -184,26 +194,33 @@ class ManagedVLLM:
     async def _warm_up(self, run: _Run) -> None:
         """One tiny request per endpoint, so that what is made at the first one is made before work comes.
 
-        A refusal (4xx) is the request's fault, as with a model that has no chat template; anything else is the engine's.
+        An engine that refuses one, or fails at it, and lives may do well with others; one that dies of it cannot work.
         """
         for endpoint, body in tiny_requests(self._names.root, run.endpoints or ()):
-            reply = await run.client.post(endpoint, body)
-            if reply.status >= 500:
-                raise EngineError(f"answers {reply.status} to a first request to {endpoint}")
-            log.debug("warm-up of %s: %s", endpoint, reply.status)
+            try:
+                status = (await run.client.post(endpoint, body)).status
+            except EngineError as error:
+                raise EngineError(f"vLLM did not live through a first request to {endpoint}: {error}") from error
+            if status < 500:
+                log.debug("warm-up of %s: %s", endpoint, status)
+            elif await self._health(run) == 200:
+                log.warning("vLLM answers %s to a first request to %s", status, endpoint)
+            else:
+                raise EngineError(f"vLLM answers {status} to a first request to {endpoint}, and is dead")
 
     async def _watch(self, run: _Run) -> None:
         """Waits for the end of the process, or ends it when it hangs; sets `death`."""
-        watch = HangWatch(now=self._clock.monotonic(), after=self._hung_after)
+        watch = HangWatch(now=self._clock.monotonic(), after=run.hung_after)
         reason = ""
         while not run.process.ended.done():
             await asyncio.wait([run.process.ended], timeout=WATCH_S)
             if run.process.ended.done():
                 break
             sample = await self._sample(run)
-            if watch.hangs(sample, in_flight=run.in_flight, now=self._clock.monotonic()):
-                reason = f"vLLM hung: requests at it, and no progress for {self._hung_after:g} s"
-            elif await self._core_is_dead(run):
+            if watch.hangs(sample, now=self._clock.monotonic()):
+                what = "no answer from it" if sample is None else "requests at it, and no progress"
+                reason = f"vLLM hung: {what} for {run.hung_after:g} s"
+            elif await self._health(run) == 503:  # it says so for a while: the server outlives its core
                 reason = "vLLM's engine core died"
             if reason:
                 await run.process.stop()
@@ -212,36 +229,42 @@ class ManagedVLLM:
 
     async def _sample(self, run: _Run) -> Sample | None:
         try:
-            reply = await run.client.get("/metrics")
+            reply = await run.watcher.get("/metrics")
         except EngineError:
             return None
         return read_sample(reply.body.decode("utf-8", "replace")) if reply.status == 200 else Sample(None, None, None)
 
-    async def _core_is_dead(self, run: _Run) -> bool:
-        """Whether the server says so, by 503: it outlives its core for a while."""
+    async def _health(self, run: _Run) -> int:
+        """The status with which it answers to that question; 0 if it does not answer."""
         try:
-            return (await run.client.get("/health")).status == 503
+            return (await run.watcher.get("/health")).status
         except EngineError:
-            return False
+            return 0
 
-    async def _end_run(self) -> None:
+    async def _end_run(self) -> tuple[str, ...]:
+        """Ends the engine if one runs; returns the last lines it printed."""
         run, self._run = self._run, None
         if run is None:
-            return
+            return ()
         if run.watch is not None:
             run.watch.cancel()
             await asyncio.wait([run.watch])
         await run.client.close()
+        await run.watcher.close()
         await run.process.stop()
         if not run.death.done():
             run.death.set_result("it was stopped")
+        return run.process.tail
 
 
 def _private_folder() -> Path:
-    """A new folder for this user only, with a short path: a socket's may have some hundred bytes."""
-    for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):  # noqa: S108  # mkdtemp makes it 0700
+    """A new folder for this user only, with a short path: a socket's may have some hundred bytes.
+
+    Not in XDG_RUNTIME_DIR, which is removed when its user logs out, as those do who leave work for the night.
+    """
+    for base in (tempfile.gettempdir(), "/tmp"):  # noqa: S108  # mkdtemp makes it 0700
         # vLLM puts sockets with names of 36 characters beside ours
-        if base and len(os.fsencode(base)) + 20 + 40 < LONGEST_SOCKET_PATH and os.access(base, os.W_OK):
+        if len(os.fsencode(base)) + 20 + 40 < LONGEST_SOCKET_PATH and os.access(base, os.W_OK):
             return Path(tempfile.mkdtemp(prefix="overnight-", dir=base))
     raise SettingsError("no folder for the engine's socket: every temporary folder's path is too long; set TMPDIR=/tmp")
 

@@ -16,7 +16,7 @@ from engine.worker.worker import Worker
 log = logging.getLogger(__name__)
 
 #: Seconds for requests in flight, for the last commits, and for giving shards back.
-LANDING_S, COMMIT_S, RETURN_S = 4.0, 1.5, 1.0
+LANDING_S, COMMIT_S, RETURN_S = 3.0, 1.5, 1.0
 
 
 async def drain(worker: Worker, backend: Backend) -> None:

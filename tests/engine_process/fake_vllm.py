@@ -1,8 +1,8 @@
 """Plays the python of an engine's environment, with a vLLM in it that answers over a Unix socket.
 
 How it behaves is said by FAKE_VLLM, words separated by spaces:
-`exits` (before it is healthy), `hangs` (requests run, no token comes), `pools` (an embedding model), `dead-core` (health
-turns to 503 once the file `dead` lies in its folder). FAKE_FOLDER receives the process ids and the arguments.
+`exits` (before it is healthy), `hangs` (requests run, no token comes), `pools` (an embedding model), `dies-of-work` (at its
+first request), `fails-at-completions` (500). Health turns to 503 once the file `dead` lies in its folder. FAKE_FOLDER receives the process ids and the arguments.
 """
 
 import json
@@ -50,6 +50,12 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with (FOLDER / "asked").open("a") as asked:
             asked.write(self.path + "\n")
+        if "dies-of-work" in HOW:
+            print("RuntimeError: no kernel image is available", flush=True)
+            os._exit(1)
+        if "fails-at-completions" in HOW and self.path == "/v1/completions":
+            self._answer(b'{"error": {"message": "Internal Server Error"}}', 500)
+            return
         self._answer(json.dumps({"object": "chat.completion", "model": body["model"]}).encode())
 
     def _answer(self, body: bytes, status: int = 200) -> None:

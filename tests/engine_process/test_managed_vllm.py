@@ -13,8 +13,11 @@ from typing import Any
 import orjson
 import pytest
 
+from engine.backends import vllm
 from engine.backends.protocol import EngineError, EngineMisconfigured, NotSent
 from engine.backends.vllm import ManagedVLLM
+from engine.worker import drain, role
+from server.roles import supervise
 from state.records import SettingsError
 from state.settings import Settings
 from tests.engine_process.conftest import Traces
@@ -114,6 +117,51 @@ async def test_an_engine_that_was_healthy_once_may_fail_to_start_for_a_while(
         assert (await backend.send(CHAT, body("org/model"))).status == 200
 
 
+async def test_also_when_its_worker_is_a_new_one_of_the_same_parent(
+    settings: Make, traces: Traces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that is killed after hours may find the GPU's memory not free yet; that must not end everything."""
+    async with running(settings()):
+        assert traces.pid("engine")
+    monkeypatch.setenv("FAKE_VLLM", "exits")
+    with pytest.raises(
+        EngineError, match=r"vLLM ended with exit code 1 before it was ready; .*this model does not fit"
+    ):
+        await ManagedVLLM(settings()).start()
+    with pytest.raises(EngineMisconfigured):
+        await ManagedVLLM(settings(engine_args=("--seed", "1"))).start()
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    with pytest.raises(EngineMisconfigured):
+        await ManagedVLLM(settings()).start()
+
+
+async def test_what_it_needs_may_be_missing_for_a_while(settings: Make, fake_python: Path) -> None:
+    async with running(settings()) as backend:
+        fake_python.rename(fake_python.with_name("gone"))
+        with pytest.raises(EngineError, match="which is no program that can be run"):
+            await backend.start()
+        fake_python.with_name("gone").rename(fake_python)
+        await backend.start()
+        assert (await backend.send(CHAT, body("org/model"))).status == 200
+
+
+async def test_an_engine_that_dies_of_its_first_request_is_misconfigured(
+    settings: Make, traces: Traces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Starting it again would go on for ever."""
+    monkeypatch.setenv("FAKE_VLLM", "dies-of-work")
+    with pytest.raises(EngineMisconfigured, match=f"did not live through a first request to {CHAT}") as caught:
+        await ManagedVLLM(settings(), stop_s=2.0).start()
+    assert caught.value.tail[-1] == "RuntimeError: no kernel image is available"
+    assert traces.alive() == []
+
+
+async def test_an_engine_that_fails_at_one_endpoint_only_works(settings: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "fails-at-completions")
+    async with running(settings()) as backend:
+        assert (await backend.send(CHAT, body("org/model"))).status == 200
+
+
 async def test_a_killed_engine_is_reported_and_its_successor_has_a_socket_of_its_own(
     settings: Make, traces: Traces
 ) -> None:
@@ -133,10 +181,53 @@ async def test_a_killed_engine_is_reported_and_its_successor_has_a_socket_of_its
 
 async def test_an_engine_that_hangs_is_ended(settings: Make, traces: Traces, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_VLLM", "hangs")
-    async with running(settings(), hung_after=1.5) as backend:
+    async with running(settings(engine_hung_after=1.5)) as backend:
         assert traces.pid("engine")
         assert await reason_of_death(backend) == "vLLM hung: requests at it, and no progress for 1.5 s"
         assert traces.alive() == []
+
+
+async def test_an_engine_that_cannot_be_reached_any_more_is_ended(settings: Make, traces: Traces) -> None:
+    """Without requests as well: it gets none, because it cannot be reached."""
+    async with running(settings(engine_hung_after=1.5)) as backend:
+        command = json.loads((traces.folder / "command").read_text())
+        Path(command[command.index("--uds") + 1]).unlink()
+        assert await reason_of_death(backend) == "vLLM hung: no answer from it for 1.5 s"
+        assert traces.alive() == []
+
+
+async def test_a_slow_cpu_may_take_longer_for_a_step_than_a_gpu(
+    settings: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "hangs")
+    async with running(settings()) as backend:
+        assert backend._run is not None
+        assert backend._run.hung_after == 600
+
+
+async def test_a_killed_guard_leaves_nothing(settings: Make, traces: Traces) -> None:
+    """Invariant 15: the worker ends what its guard cannot any more, before it starts the next engine."""
+    data = settings().data
+    async with running(settings()) as backend:
+        await eventually(lambda: traces.pid("core") and traces.pid("engine"))
+        (record,) = (data / "engines").glob("*.json")
+        facts = json.loads(record.read_text())
+        os.kill(facts["guard"], signal.SIGKILL)
+        assert (await reason_of_death(backend)).startswith("vLLM lost its guard, which was ended by SIGKILL")
+        assert traces.alive() == []
+        assert not record.exists()
+        assert not Path(facts["folder"]).exists()
+        await backend.start()
+        assert (await backend.send(CHAT, body("org/model"))).status == 200
+
+
+async def test_its_socket_is_not_where_a_logout_removes_it(
+    settings: Make, traces: Traces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/tmp/x")
+    async with running(settings()):
+        command = json.loads((traces.folder / "command").read_text())
+    assert not command[command.index("--uds") + 1].startswith("/tmp/x/")
 
 
 async def test_a_server_that_outlives_its_core_is_ended(settings: Make, traces: Traces) -> None:
@@ -203,10 +294,16 @@ async def test_a_killed_worker_leaves_nothing(tmp_path: Path, fake_python: Path,
     assert worker.stdout is not None
     assert await worker.stdout.readline() == b"up\n"
     await eventually(lambda: traces.pid("core") and traces.pid("engine"))
-    (record,) = (tmp_path / "data" / "engines").iterdir()
+    (record,) = (tmp_path / "data" / "engines").glob("*.json")
     command = json.loads((traces.folder / "command").read_text())
     worker.kill()
     await worker.wait()
     await eventually(lambda: not traces.alive())
     await eventually(lambda: not record.exists())
     await eventually(lambda: not Path(command[command.index("--uds") + 1]).parent.exists())
+
+
+def test_a_workers_whole_end_takes_less_than_its_supervisor_allows() -> None:
+    """Else a worker is killed while it ends (invariant 15). The engine ends while the last commits are made."""
+    steps = role.LAST_CLAIM_S + drain.LANDING_S + vllm.STOP_S + 3 * role.FAREWELL_S
+    assert steps <= supervise.DRAIN_S

@@ -115,6 +115,15 @@ def _dot(one: list[float], other: list[float]) -> float:
     return sum(a * b for a, b in zip(one, other, strict=True))
 
 
+def test_a_killed_guard_leaves_nothing(engine: RealEngine) -> None:
+    first = own_engine(engine)
+    (record,) = (engine.settings.data / "engines").glob("*.json")
+    os.kill(orjson.loads(record.read_bytes())["guard"], signal.SIGKILL)
+    engine.died()
+    assert alive(first) == []
+    engine.start()
+
+
 def test_a_killed_engine_is_replaced_and_nothing_is_left(engine: RealEngine) -> None:
     """Last in this file: it ends the engine that the others share."""
     first = own_engine(engine)
@@ -127,4 +136,4 @@ def test_a_killed_engine_is_replaced_and_nothing_is_left(engine: RealEngine) -> 
     assert content(engine.chat("What is the capital of France?", temperature=0, max_tokens=24)).endswith("Paris.")
     engine.close()
     assert alive(second) == []
-    assert list((engine.settings.data / "engines").iterdir()) == []
+    assert list((engine.settings.data / "engines").glob("*.json")) == []
