@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -222,12 +223,13 @@ async def test_a_killed_guard_leaves_nothing(settings: Make, traces: Traces) -> 
 
 
 async def test_its_socket_is_not_where_a_logout_removes_it(
-    settings: Make, traces: Traces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: Make, traces: Traces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", "/tmp/x")
-    async with running(settings()):
-        command = json.loads((traces.folder / "command").read_text())
-    assert not command[command.index("--uds") + 1].startswith("/tmp/x/")
+    with tempfile.TemporaryDirectory(dir="/tmp") as runtime:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        async with running(settings()):
+            command = json.loads((traces.folder / "command").read_text())
+        assert not command[command.index("--uds") + 1].startswith(runtime)
 
 
 async def test_a_server_that_outlives_its_core_is_ended(settings: Make, traces: Traces) -> None:
