@@ -36,8 +36,8 @@ class Settings:
 
     # Where things are
     data: Path = _say("folder of the embedded store: database, objects, spool", default_factory=_default_data)
-    database_url: str = _say("SQLAlchemy URL; empty: SQLite in the data folder", default="")
-    objects_url: str = _say("s3://bucket/prefix or a folder; empty: the data folder", default="")
+    database_url: str = _say("SQLAlchemy URL of a SQLite file; empty: one in the data folder", default="")
+    objects_url: str = _say("folder of the objects; empty: one in the data folder", default="")
     spool: Path | None = _say("folder for temporary files; empty: `spool` in the data folder", default=None)
     min_free_bytes: int = _say(
         "uploads and result files stop while less than this is free on the disk", default=256 * MIB
