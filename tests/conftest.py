@@ -1,12 +1,20 @@
 """Fixtures for all tests: a real database, and a clock that moves only when told to."""
 
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from state.clock import ManualClock
 from state.database import Database, upgrade
+
+# No example is timed: a busy machine is no fault of the code. CI runs the same examples every time.
+settings.register_profile(
+    "overnight", deadline=None, derandomize=bool(os.environ.get("CI")), suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("overnight")
 
 #: The kinds of database that every test of the state runs on.
 DATABASES = ("sqlite",)
