@@ -138,9 +138,8 @@ class Guard:
         self._engine = start_engine(self._command)
         try:
             self._write_record()
-        except (
-            OSError
-        ) as error:  # a full disk, say (invariant 13): the record only serves a worker whose guard was killed
+        except OSError as error:  # a full disk, say (invariant 13)
+            # The record only serves a worker whose guard was killed.
             os.write(2, f"no record of the engine can be written: {error.strerror}\n".encode())
         while self._status is None and not asked_to_stop(wake):
             self._reap()
@@ -184,6 +183,7 @@ class Guard:
         while True:
             self._reap()
             if not self._left():
+                self._reap()  # the last may have ended after the first look
                 return True
             if time.monotonic() >= deadline:
                 return False
