@@ -4,6 +4,7 @@ import asyncio
 import os
 import sqlite3
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -50,17 +51,17 @@ async def test_a_writer_waits_for_another_process_and_then_reads_what_it_wrote(
     """Ledger rule 7: reading first and writing then, with a writer in between, must not fail at once."""
     inside = asyncio.Event()
 
-    async def add(database: Database, name: str) -> int:
+    async def add(database: Database, name: str, *, until: Callable[[], object]) -> int:
         async with database.write() as conn:
             count = await conn.scalar(select(func.count()).select_from(workers))
             inside.set()
-            await asyncio.sleep(0.05)  # let the other one come
+            await eventually(until)
             await insert(conn, name)
             return count or 0
 
-    first = asyncio.create_task(add(db, "a"))
+    first = asyncio.create_task(add(db, "a", until=lambda: other_db._under_way))  # the other one has come
     await inside.wait()
-    assert await add(other_db, "b") == 1
+    assert await add(other_db, "b", until=lambda: True) == 1
     assert await first == 0
 
 
@@ -83,7 +84,7 @@ async def test_sqlite_is_set_up_for_durability(db: Database) -> None:
 async def test_a_transaction_cancelled_while_it_waits_leaves_no_lock_behind(db: Database, other_db: Database) -> None:
     async with db.write():
         waiting = asyncio.create_task(_add(other_db, "cancelled"))
-        await asyncio.sleep(0.05)
+        await eventually(lambda: other_db._under_way)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
